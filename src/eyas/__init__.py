@@ -1,0 +1,81 @@
+"""eyas captures the exact token sequences that a large language model generates.
+
+The parts have short names here and are imported when they are first used, so that importing
+eyas (and ``eyas --help``) stays fast::
+
+    from eyas import CaptureConfig, Run, capture
+
+    summary = capture(CaptureConfig(prompts=["prompts.jsonl"], out="run", url="...", tokenizer="..."))
+    for trace in Run("run").traces():
+        trace.input_ids, trace.loss_mask
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eyas.capture import capture
+    from eyas.checks import Checker, Verdict
+    from eyas.config import CaptureConfig
+    from eyas.conversation import BadLine, Conversation
+    from eyas.engines import Engine, Generation, LlamaCpp, Request, Sampling, SGLang
+    from eyas.errors import EyasError
+    from eyas.progress import Progress, Summary
+    from eyas.readers import PromptReader
+    from eyas.store import Run
+    from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
+    from eyas.trace import Rejected, Trace
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "capture": ("capture",),
+    "checks": ("Checker", "Verdict"),
+    "config": ("CaptureConfig",),
+    "conversation": ("BadLine", "Conversation"),
+    "engines": ("Engine", "Generation", "LlamaCpp", "Request", "SGLang", "Sampling"),
+    "errors": ("EyasError",),
+    "progress": ("Progress", "Summary"),
+    "readers": ("PromptReader",),
+    "store": ("Run",),
+    "tokens": ("ChatTemplate", "Profile", "Tokenizer", "build_profile", "load_tokenizer"),
+    "trace": ("Rejected", "Trace"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BadLine",
+    "CaptureConfig",
+    "ChatTemplate",
+    "Checker",
+    "Conversation",
+    "Engine",
+    "EyasError",
+    "Generation",
+    "LlamaCpp",
+    "Profile",
+    "Progress",
+    "PromptReader",
+    "Rejected",
+    "Request",
+    "Run",
+    "SGLang",
+    "Sampling",
+    "Summary",
+    "Tokenizer",
+    "Trace",
+    "Verdict",
+    "build_profile",
+    "capture",
+    "load_tokenizer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'eyas' has no attribute {name!r}")
+    value = getattr(import_module(f"eyas.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,5 @@
+"""``python -m eyas`` is the command ``eyas``."""
+
+from eyas.cli import main
+
+main()

@@ -1,0 +1,394 @@
+"""The loop: conversations in, traces out.
+
+Invariants: a row is put into the run only after every check; at the end, and at every end,
+``input == done + rejected + pending``; rendering, tokenizing and writing happen on threads of
+their own, never between two requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import orjson
+
+from eyas.checks import Checker, Verdict
+from eyas.config import CaptureConfig
+from eyas.conversation import seed_for
+from eyas.engines import Generation, Request
+from eyas.engines.pool import Pool
+from eyas.errors import EXIT_INTERRUPTED, EyasError, RowFailed
+from eyas.feed import Feed, Job, trace_of
+from eyas.progress import Progress, Summary
+from eyas.session import Session, open_session
+from eyas.trace import Rejected
+
+_COUNT_REST_S = 10.0
+_BACKLOG = 4096
+"""Rows that may wait for the disk before workers wait too."""
+
+
+def capture(
+    config: CaptureConfig,
+    *,
+    archive: bool = False,
+    on_start: Callable[[Session], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Summary:
+    """Capture the target's answers to a set of prompts into a run.
+
+    Args:
+        config: what to do; see `CaptureConfig`.
+        archive: put the rows of another configuration in the run directory aside.
+        on_start: called once when the server and the run are known.
+        on_progress: called about twice a second.
+        say: takes single lines for the user.
+
+    Raises:
+        EyasError: if the capture cannot begin. Once it has begun it always ends with a
+            Summary, which names what stopped it.
+    """
+    loop_factory = None
+    try:
+        import uvloop
+    except ImportError:  # Windows, or not installed
+        pass
+    else:
+        loop_factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner, _long_lived_apart():
+        return runner.run(_capture(config, archive, on_start, on_progress, say or (lambda _: None)))
+
+
+@contextmanager
+def _long_lived_apart() -> Iterator[None]:
+    """Keep what is loaded out of garbage collections, which else cost a fifth of each row."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+async def _capture(
+    config: CaptureConfig,
+    archive: bool,
+    on_start: Callable[[Session], None] | None,
+    on_progress: Callable[[Progress], None] | None,
+    say: Callable[[str], None],
+) -> Summary:
+    session = await open_session(config, archive=archive, say=say)
+    gc.freeze()  # the tokenizer and what it imported
+    try:
+        if on_start is not None:
+            on_start(session)
+        return await _Loop(session, on_progress, say).run()
+    finally:
+        await session.close()
+
+
+class _Loop:
+    """One pass over the input."""
+
+    def __init__(
+        self,
+        session: Session,
+        on_progress: Callable[[Progress], None] | None,
+        say: Callable[[str], None],
+    ) -> None:
+        config = session.config
+        self._session = session
+        self._config = config
+        self._writer = session.writer
+        self._on_progress = on_progress
+        self._say = say
+        self._pool = Pool(
+            session.engine,
+            session.info,
+            tries=config.tries,
+            give_up_after_s=config.give_up_after,
+            say=self._note,
+        )
+        self._checker = Checker(
+            session.tokenizer, session.profile, config.on_missing_closer == "keep"
+        )
+        self._refused_marks = frozenset(config.reject)
+        self._common = {
+            "template_kwargs": orjson.dumps(config.template_kwargs).decode(),
+            "sampling": orjson.dumps(session.sampling.as_dict()).decode(),
+        }
+        self._feed = Feed(
+            session.reader,
+            run=session.run,
+            ledger=session.ledger,
+            tokenizer=session.tokenizer,
+            template=session.template,
+            profile=session.profile,
+            max_new_tokens=config.max_new_tokens,
+            context_length=session.context_length,
+            samples=config.n,
+            limit=config.limit,
+            common=self._common,
+        )
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-feed")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._progress = Progress()
+        self._reasons: dict[str, int] = {}
+        self._began = time.monotonic()
+        self._interrupted = False
+        self._stopped: str | None = None
+        self._left_pending = 0
+
+    async def run(self) -> Summary:
+        loop = asyncio.get_running_loop()
+        self._writer.on_error = partial(loop.call_soon_threadsafe, self._writer_failed)
+        queue: asyncio.Queue[Job | None] = asyncio.Queue(2 * self._session.concurrency + 64)
+        self._tasks = [asyncio.create_task(self._fill(queue))]
+        self._tasks += [
+            asyncio.create_task(self._work(queue)) for _ in range(self._session.concurrency)
+        ]
+        ticker = asyncio.create_task(self._tick())
+        restore = self._handle_signals(loop)
+        try:
+            for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
+                if isinstance(outcome, EyasError):
+                    self._stopped = self._stopped or str(outcome)
+                elif isinstance(outcome, Exception):
+                    raise outcome
+            ticker.cancel()
+            await self._pool.close()
+            return await self._finish(loop)
+        finally:
+            ticker.cancel()
+            await self._pool.close()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            restore()
+
+    async def _finish(self, loop: asyncio.AbstractEventLoop) -> Summary:
+        """Make everything durable, count what is left, and save the counts."""
+        error = await loop.run_in_executor(None, self._session.close_writer)
+        if error is not None:
+            self._stopped = str(error)
+        known = self._feed.ended
+        if not known and "-" not in self._config.prompts:
+            known = await loop.run_in_executor(
+                self._threads, lambda: self._feed.count_rest(seconds=_COUNT_REST_S)
+            )
+        counts, ledger, writer = self._feed.counts, self._session.ledger, self._writer
+        done, rejected = counts.done + writer.done, counts.rejected + writer.rejected
+        summary = Summary(
+            run=str(self._session.run.path),
+            input=counts.input,
+            done=done,
+            rejected=rejected,
+            pending=counts.input - done - rejected,
+            extra=ledger.done + ledger.rejected - counts.done - counts.rejected,
+            truncated=counts.truncated + self._progress.truncated,
+            new=writer.done + writer.rejected,
+            prompt_tokens=self._progress.prompt_tokens,
+            output_tokens=self._progress.output_tokens,
+            seconds=time.monotonic() - self._began,
+            input_known=known,
+            interrupted=self._interrupted,
+            stopped=self._stopped,
+            reasons=dict(sorted(self._reasons.items(), key=lambda item: -item[1])),
+            shapes=dict(self._session.reader.shapes),
+        )
+        self._session.save_counts(summary.shapes, {
+            name: getattr(summary, name)
+            for name in ("input", "done", "rejected", "pending", "extra", "truncated")
+        })  # fmt: skip
+        if self._on_progress is not None:
+            self._on_progress(self._snapshot())
+        return summary
+
+    # -- tasks -------------------------------------------------------------------------------
+
+    async def _fill(self, queue: asyncio.Queue[Job | None]) -> None:
+        """Keep the queue filled; reading, rendering and tokenizing happen on a thread."""
+        loop = asyncio.get_running_loop()
+        while not self._feed.ended:
+            jobs, refused = await loop.run_in_executor(self._threads, self._feed.next_batch)
+            self._put(refused)
+            for job in jobs:
+                await queue.put(job)
+        for _ in range(self._session.concurrency):
+            await queue.put(None)
+
+    async def _work(self, queue: asyncio.Queue[Job | None]) -> None:
+        """Take jobs, one request at a time, until there are none."""
+        try:
+            while (job := await queue.get()) is not None:
+                while await self._one_turn(job):
+                    pass
+                while self._writer.backlog > _BACKLOG:
+                    await asyncio.sleep(0.02)
+        except EyasError:
+            self._cancel()
+            raise
+
+    async def _one_turn(self, job: Job) -> bool:
+        """Generate, check and store one turn; True if the job has a next turn to generate."""
+        config = self._config
+        request = Request(
+            prompt_ids=job.prompt_ids,
+            max_new_tokens=job.max_new_tokens,
+            seed=seed_for(config.seed, job.key, job.sample, job.turn),
+            logprobs=config.logprobs,
+        )
+        try:
+            generation = await self._pool.generate(request)
+        except RowFailed as failed:
+            if failed.pending:
+                self._left_pending += 1
+                self._note(f"{job.id} stays pending: {failed}")
+                return False
+            rows = self._feed.refuse(job, failed.reason, str(failed))
+            rows[0].tries, rows[0].text = failed.tries, failed.seen or None
+            rows[0].seed, rows[0].max_new_tokens = request.seed, request.max_new_tokens
+            rows[0].server = self._pool.engine.url
+            self._put(rows)
+            return False
+        verdict = self._checker.judge(job.prompt_ids, generation)
+        marks = [*job.marks, *verdict.marks]
+        if verdict.refusal is None and not self._refused_marks.isdisjoint(marks):
+            verdict.refusal = next(mark for mark in marks if mark in self._refused_marks)
+            verdict.detail = f"--reject {verdict.refusal}"
+        if verdict.refusal is not None:
+            self._put(self._refused_rows(job, request, generation, verdict, marks))
+            return False
+        trace = trace_of(
+            job,
+            output_ids=generation.output_ids,
+            finish_reason=generation.finish_reason,
+            stop_id=verdict.stop_id,
+            reasoning_start=verdict.reasoning_start,
+            reasoning_end=verdict.reasoning_end,
+            marks=marks,
+            seed=request.seed,
+            max_new_tokens=request.max_new_tokens,
+            logprobs=generation.logprobs,
+            server=self._pool.engine.url,
+            weight_version=generation.weight_version,
+            finished_at=time.time(),
+            **self._common,
+        )
+        progress = self._progress
+        progress.prompt_tokens += len(job.prompt_ids)
+        progress.output_tokens += len(generation.output_ids)
+        last = job.turn + 1 == job.conversation.n_turns
+        if not verdict.complete:
+            progress.truncated += 1
+            self._put(self._feed.refuse_later(job, "earlier_turn_truncated"), trace)
+            return False
+        self._writer.put(trace)
+        return False if last else await self._next_turn(job, generation)
+
+    async def _next_turn(self, job: Job, generation: Generation) -> bool:
+        """Render a conversation's next turn on the answer it got, on a thread."""
+
+        def render() -> list[Rejected]:
+            reading = self._session.profile.read(
+                self._session.tokenizer, job.prompt_ids, generation.output_ids
+            )
+            return self._feed.next_turn(job, reading.content, reading.reasoning)
+
+        loop = asyncio.get_running_loop()
+        refused = await loop.run_in_executor(self._threads, render)
+        self._put(refused)
+        return not refused
+
+    def _refused_rows(
+        self,
+        job: Job,
+        request: Request,
+        generation: Generation,
+        verdict: Verdict,
+        marks: list[str],
+    ) -> list[Rejected]:
+        rows = self._feed.refuse(job, verdict.refusal or "", verdict.detail)
+        row, ids = rows[0], generation.output_ids
+        if all(type(i) is int and -(2**31) <= i < 2**31 for i in ids):
+            row.output_ids = ids
+        else:  # what no int32 can hold is kept as text
+            row.text = orjson.dumps(ids).decode()
+        row.finish_reason = generation.finish_reason
+        row.marks = marks
+        row.seed, row.max_new_tokens = request.seed, request.max_new_tokens
+        row.server, row.weight_version = self._pool.engine.url, generation.weight_version
+        return rows
+
+    def _put(self, refused: list[Rejected], *traces: object) -> None:
+        for row in refused:
+            self._reasons[row.reason] = self._reasons.get(row.reason, 0) + 1
+            if self._reasons[row.reason] == 1:
+                where = f"{row.source}:{row.line}: " if row.id.startswith("line-") else ""
+                self._note(f"{where}{row.id} rejected: {row.reason}: {row.detail}")
+        if refused or traces:
+            self._writer.put(*traces, *refused)  # type: ignore[arg-type]
+
+    # -- around it ---------------------------------------------------------------------------
+
+    def _note(self, line: str) -> None:
+        self._progress.problems = [*self._progress.problems[-4:], line]
+        self._say(line)
+
+    def _snapshot(self) -> Progress:
+        progress, counts, position = (
+            self._progress,
+            self._feed.counts,
+            self._session.reader.position,
+        )
+        progress.done = counts.done + self._writer.done
+        progress.rejected = counts.rejected + self._writer.rejected
+        progress.new = self._writer.done + self._writer.rejected
+        progress.input, progress.input_known = counts.input, self._feed.ended
+        if position.bytes_total:
+            progress.input_fraction = min(1.0, position.bytes_read / position.bytes_total)
+        progress.in_flight = self._pool.in_flight
+        progress.seconds = time.monotonic() - self._began
+        return progress
+
+    async def _tick(self) -> None:
+        while self._on_progress is not None:
+            self._on_progress(self._snapshot())
+            await asyncio.sleep(0.5)
+
+    def _cancel(self) -> None:
+        current = asyncio.current_task()
+        for task in self._tasks:
+            if task is not current:
+                task.cancel()
+
+    def _writer_failed(self) -> None:
+        self._stopped = str(self._writer.error)
+        self._cancel()
+
+    def _interrupt(self) -> None:
+        if self._interrupted:
+            os._exit(EXIT_INTERRUPTED)
+        self._interrupted = True
+        self._say("stopping: what was finished is being made durable (once more to stop at once)")
+        self._cancel()
+
+    def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+        handled = (signal.SIGINT, signal.SIGTERM)
+        for number in handled:
+            loop.add_signal_handler(number, self._interrupt)
+
+        def restore() -> None:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+        return restore

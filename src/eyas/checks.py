@@ -1,0 +1,312 @@
+"""What must hold of a generation before it is stored as a good row; each check has a name.
+
+Invariant: a row is refused when anything shows that its ids are not what the model sampled,
+and marked when the model really did something unusual. Nothing is repaired.
+
+Sources: what SGLang and llama.cpp promise of their answers is in `eyas.engines`; that the
+stop id is part of the output and of its count holds on both.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from eyas.engines.base import Generation
+from eyas.tokens import Profile, Tokenizer
+
+REFUSALS: dict[str, str] = {
+    "finish_reason": "the engine's finish reason is neither stop nor length (an abort, say)",
+    "engine_refusal": "the engine says that it did not run the request as it was sent",
+    "prompt_tokens": "the engine counts another number of prompt ids than were sent, or none",
+    "prompt_echo": "the engine's echo of the prompt ids differs from what was sent",
+    "no_output_ids": "the answer holds no ids",
+    "not_ids": "something among the output ids is no integer",
+    "completion_tokens": "the engine counts another number of output ids than it gave, or none",
+    "vocabulary": "an output id is outside the vocabulary",
+    "stop_unmatched": "the engine does not name the id that it stopped at",
+    "stop_text": "the engine stopped at a text, not at an id",
+    "stop_id": "the last output id is not the one that the engine stopped at, or no stop id",
+    "stop_inside": "a stop id stands before the last output id",
+    "logprob_ids": "the ids of the log-probabilities are not the output ids",
+    "text": "the engine's text is not what the output ids decode to",
+    "missing_closer": "the reasoning was opened, and the turn ended without its closer",
+}
+"""Checks that refuse a row, with what each one means."""
+
+MARKS: dict[str, str] = {
+    "truncated": "the token budget ended the generation",
+    "eos_at_cap": "the last id of the budget is a stop id: complete, though called length",
+    "unusual_stop": "the engine stopped at an id that config and generation config do not name",
+    "loop": "the output ends in a repeated n-gram",
+    "reasoning_truncated": "the budget ended inside the reasoning",
+    "empty_answer": "nothing but space stands after the closer",
+    "control_text": "the user's text holds control strings",
+    "second_closer": "more than one closer stands in the output",
+    "role_header": "a user's, the system's or a tool's header stands before the last id",
+    "no_closer": "the reasoning has no closer, and the row is kept as --on-missing-closer says",
+    "leading_assistant": "an assistant message before the first user message was dropped",
+    "doubled_bos": "the prompt begins with two bos ids",
+}
+"""Marks that a row can carry, with what each one means."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the checks say of one generation."""
+
+    refusal: str | None = None
+    """The name of the check that refuses the row, or None."""
+    detail: str = ""
+    """What was seen, as a sentence."""
+    marks: list[str] = field(default_factory=list)
+    stop_id: int | None = None
+    reasoning_start: int | None = None
+    reasoning_end: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the model ended the turn itself."""
+        return self.refusal is None and "truncated" not in self.marks
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """The checks for one target."""
+
+    tokenizer: Tokenizer
+    profile: Profile
+    keep_missing_closer: bool = False
+
+    def judge(self, prompt_ids: list[int], generation: Generation) -> Verdict:
+        """Check one answer against the prompt that was sent.
+
+        The order is from the plainest fault to the finest, so that the name given is the one
+        that explains most.
+        """
+        refusal = (
+            self._finish(generation)
+            or self._counts(prompt_ids, generation)
+            or self._ids(generation)
+        )
+        if refusal is not None:
+            return Verdict(*refusal)
+        distinct = set(generation.output_ids)
+        refusal = self._stop(generation, distinct) or self._second_account(generation)
+        if refusal is not None:
+            return Verdict(*refusal)
+        return self._mark(prompt_ids, generation, distinct)
+
+    def _finish(self, g: Generation) -> tuple[str, str] | None:
+        if g.finish_reason not in ("stop", "length"):
+            return "finish_reason", f"the engine's finish reason is {g.finish_reason}"
+        if g.refusal is not None:
+            return "engine_refusal", g.refusal
+        return None
+
+    def _counts(self, prompt_ids: list[int], g: Generation) -> tuple[str, str] | None:
+        if g.prompt_tokens != len(prompt_ids):
+            seen = "does not count them" if g.prompt_tokens is None else f"says {g.prompt_tokens}"
+            return "prompt_tokens", f"{len(prompt_ids)} prompt ids were sent; the engine {seen}"
+        if g.prompt_echo is not None and g.prompt_echo != prompt_ids:
+            at = _first_difference(prompt_ids, g.prompt_echo)
+            return "prompt_echo", f"the engine's echo of the prompt ids differs at position {at}"
+        if not g.output_ids:
+            return "no_output_ids", (
+                f"the engine gave no output ids (it counts {g.completion_tokens}); "
+                "SGLang before 0.5.0 gives none"
+            )
+        if g.completion_tokens != len(g.output_ids):
+            return "completion_tokens", self._count_detail(prompt_ids, g)
+        return None
+
+    def _count_detail(self, prompt_ids: list[int], g: Generation) -> str:
+        given, counted = len(g.output_ids), g.completion_tokens
+        if counted is None:
+            return f"{given} output ids came, and the engine does not count them"
+        extra = given - counted
+        if extra > 0 and g.output_ids[:extra] == list(prompt_ids[-extra:]):
+            return (
+                f"{given} output ids came for {counted} generated ones: the first {extra} are "
+                "the prompt's last ids, as SGLang 0.5.1 to 0.5.4.post2 sends them"
+            )
+        return f"{given} output ids came, and the engine counts {counted}"
+
+    def _ids(self, g: Generation) -> tuple[str, str] | None:
+        ids, size = g.output_ids, self.profile.vocab_size
+        if set(map(type, ids)) != {int}:
+            at, bad = next((n, i) for n, i in enumerate(ids) if type(i) is not int)
+            return "not_ids", f"output id {at} is {bad!r}"
+        if min(ids) < 0 or max(ids) >= size:
+            at, bad = next((n, i) for n, i in enumerate(ids) if not 0 <= i < size)
+            return "vocabulary", f"output id {at} is {bad}; the vocabulary ends at {size - 1}"
+        return None
+
+    def _stop(self, g: Generation, distinct: set[int]) -> tuple[str, str] | None:
+        ids, stop_ids = g.output_ids, self.profile.stop_ids
+        if g.finish_reason == "stop":
+            last = ids[-1]
+            if isinstance(g.matched, str):
+                return "stop_text", f"the engine stopped at the text {g.matched[:80]!r}"
+            if g.names_stop and (type(g.matched) is not int):
+                return "stop_unmatched", f"stop with matched = {g.matched!r}; it must be an id"
+            if type(g.matched) is int and g.matched != last:
+                return "stop_id", (
+                    f"the engine stopped at {self.tokenizer.name(g.matched)}, but the last "
+                    f"output id is {self.tokenizer.name(last)}"
+                )
+            named = type(g.matched) is int
+            if not named and last not in stop_ids and last not in self.tokenizer.control.values():
+                return "stop_id", f"the last output id {self.tokenizer.name(last)} ends no turn"
+        found = stop_ids & distinct
+        if found and (found != {ids[-1]} or ids.index(ids[-1]) < len(ids) - 1):
+            at = next(n for n, i in enumerate(ids[:-1]) if i in stop_ids)
+            return "stop_inside", (
+                f"the stop id {self.tokenizer.name(ids[at])} stands at output id {at} of {len(ids)}"
+            )
+        return None
+
+    def _second_account(self, g: Generation) -> tuple[str, str] | None:
+        if g.logprob_ids is not None and g.logprob_ids != g.output_ids:
+            at = _first_difference(g.output_ids, g.logprob_ids)
+            return "logprob_ids", f"log-probabilities and output ids differ at output id {at}"
+        if g.text and not self._same_text(g.output_ids, g.text):
+            ours = self.tokenizer.decode(g.output_ids)
+            at = _first_difference(ours, g.text)
+            return "text", (
+                f"the engine's text differs from the decoded ids at character {at}: "
+                f"{g.text[max(0, at - 20) : at + 20]!r} against {ours[max(0, at - 20) : at + 20]!r}"
+            )
+        return None
+
+    def _same_text(self, ids: list[int], text: str) -> bool:
+        """Whether a text is one of the ways in which engines decode these ids.
+
+        The stop id may be shown or trimmed, special ids shown or skipped, and unfinished
+        characters may have become any number of U+FFFD.
+        """
+        whole = self.tokenizer.join(ids)
+        given = text.encode("utf-8", "surrogatepass")
+        trimmed = whole[: len(whole) - len(self.tokenizer.join(ids[-1:]))]
+        if given in (trimmed, whole) or text == trimmed.decode("utf-8", "replace"):
+            return True
+        backend = self.tokenizer.backend
+        wanted = _without_replacements(text)
+        return any(
+            wanted == _without_replacements(ours)
+            for part in (ids[:-1], ids)
+            for ours in (
+                self.tokenizer.decode(part),
+                backend.decode(part, skip_special_tokens=True),
+                backend.decode(part, skip_special_tokens=False),
+            )
+        )
+
+    def _mark(self, prompt_ids: list[int], g: Generation, distinct: set[int]) -> Verdict:
+        profile, ids = self.profile, g.output_ids
+        start, end, after, closers = profile.spans(self.tokenizer, prompt_ids, ids)
+        verdict = Verdict(reasoning_start=start, reasoning_end=end)
+        marks = verdict.marks
+        ended = g.finish_reason == "stop"
+        if not ended and ids[-1] in profile.stop_ids:
+            marks.append("eos_at_cap")
+            ended = True
+        if ended:
+            verdict.stop_id = ids[-1]
+            if ids[-1] not in profile.declared_stop_ids:
+                marks.append("unusual_stop")
+        else:
+            marks.append("truncated")
+        if start is not None and end is None:
+            if not ended:
+                marks.append("reasoning_truncated")
+            elif self.keep_missing_closer:
+                marks.append("no_closer")
+            else:
+                where = "the prompt" if start <= len(prompt_ids) else "the output"
+                closer = profile.closer.text if profile.closer else ""
+                return Verdict(
+                    "missing_closer",
+                    f"the reasoning that {where} opened ends without {closer!r}",
+                    reasoning_start=start,
+                )
+        elif end is not None and ended:
+            rest = ids[after - len(prompt_ids) : -1]
+            if not self.tokenizer.join(rest[:64]).strip() and not self.tokenizer.join(rest).strip():
+                marks.append("empty_answer")
+        if closers > 1:
+            marks.append("second_closer")
+        if is_loop(ids[:-1] if ended else ids):
+            marks.append("loop")
+        if self._has_role_header(ids, distinct):
+            marks.append("role_header")
+        bos = profile.bos_ids
+        if bos and tuple(prompt_ids[:2]) == bos * 2:
+            marks.append("doubled_bos")
+        return verdict
+
+    def _has_role_header(self, ids: list[int], distinct: set[int]) -> bool:
+        last = len(ids) - 1
+        for header in self.profile.role_headers:
+            first, width = header[0], len(header)
+            if first not in distinct:
+                continue
+            at = -1
+            for _ in range(ids.count(first)):
+                at = ids.index(first, at + 1)
+                if at + width <= last and tuple(ids[at : at + width]) == header:
+                    return True
+        return False
+
+
+_LOOP_PERIODS = 128
+_LOOP_REPEATS = 4
+_LOOP_IDS = 64
+
+
+def is_loop(ids: Sequence[int]) -> bool:
+    """Whether the ids end in an n-gram (of at most 128 ids) repeated to the end.
+
+    It must be there at least 4 times and fill at least 64 ids, so that a short rule of dashes
+    or a "ha ha ha" does not count.
+    """
+    n = len(ids)
+    if n < _LOOP_IDS:
+        return False
+    last = ids[-1]
+    for period in range(1, min(_LOOP_PERIODS, n // _LOOP_REPEATS) + 1):
+        if ids[n - 1 - period] != last:
+            continue
+        span = max(_LOOP_REPEATS * period, _LOOP_IDS + period)
+        if span <= n and ids[n - span + period :] == ids[n - span : n - period]:
+            return True
+    return False
+
+
+def bad_prompt_id(prompt_ids: Sequence[int], vocab_size: int) -> int | None:
+    """The position of an id that must not be sent, or None.
+
+    One id outside the vocabulary takes a whole SGLang server down (CUDA assert), so this
+    comes before every request.
+    """
+    try:
+        packed = array("i", prompt_ids)
+    except (TypeError, OverflowError):
+        return next(
+            n for n, i in enumerate(prompt_ids) if type(i) is not int or not 0 <= i < vocab_size
+        )
+    if packed and min(packed) >= 0 and max(packed) < vocab_size:
+        return None
+    return next((n for n, i in enumerate(packed) if not 0 <= i < vocab_size), 0)
+
+
+def _without_replacements(text: str) -> str:
+    return text.replace("\ufffd", "")
+
+
+def _first_difference(a: Sequence[object], b: Sequence[object]) -> int:
+    for at, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return at
+    return min(len(a), len(b))

@@ -1,0 +1,50 @@
+"""``eyas export``: a run in a trainer's own form."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+NAME = "export"
+EPILOG = "Examples:  eyas export run --to jsonl --out train.jsonl --only stop --max-length 8192"
+
+
+def command(
+    run: str = typer.Argument(..., help="The run directory."),
+    to: str = typer.Option("jsonl", help="The form: jsonl (speculators and SpecForge read it)."),
+    out: str = typer.Option(..., help="The file to write; .gz compresses it."),
+    only: str = typer.Option(None, help="stop: leave out rows that their budget cut."),
+    max_length: int = typer.Option(
+        None, min=1, help="Leave out rows of more ids (prompt and output together)."
+    ),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing file."),
+    as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
+) -> None:
+    """Write the good rows of a run for a trainer, and say what was left out.
+
+    jsonl is one {"id", "input_ids", "loss_mask"} a line; the mask is 0 over the prompt and 1
+    over every generated id, the stop id included.
+    """
+    from dataclasses import asdict
+
+    from eyas.export import export_run
+
+    report = export_run(run, to=to, out=out, only=only, max_length=max_length, overwrite=overwrite)
+    if as_json:
+        print(json.dumps(asdict(report)))
+        return
+    print(f"wrote     {report.rows:,} rows, {report.tokens:,} ids, "
+          f"{report.supervised:,} of them supervised, to {out}")  # fmt: skip
+    left = {
+        "cut at the token budget": report.left_out_truncated,
+        f"longer than {max_length} ids": report.left_out_long,
+    }
+    for why, count in left.items():
+        if count:
+            print(f"left out  {count:,} {why}")
+    if report.rejected:
+        print(f"left out  {report.rejected:,} rejected rows and input lines")
+    if report.truncated:
+        print(f"note      {report.truncated:,} rows end at their token budget, without a stop id "
+              "(--only stop leaves them out)")  # fmt: skip

@@ -1,0 +1,49 @@
+"""``eyas stats``: what is in a run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+
+NAME = "stats"
+EPILOG = "Examples:  eyas stats run   |   eyas stats run --json | jq .finish_reasons"
+
+
+def command(
+    run: str = typer.Argument(..., help="The run directory."),
+    as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
+) -> None:
+    """Count a run's rows, tokens, finish reasons, reasoning and answer lengths, marks and refusals.
+
+    Works while the run is being written.
+    """
+    from eyas.stats import run_stats
+    from eyas.store import Run
+
+    figures = run_stats(Run(run))
+    print(json.dumps(figures, indent=2)) if as_json else _print(figures)
+
+
+def _print(figures: dict[str, Any]) -> None:
+    from eyas.cli.tokens import printable
+
+    print(f"rows       {figures['rows']:,} done, {figures['rejected']:,} rejected")
+    print(f"truncated  {figures['truncated']:,} ({figures['truncated_share']:.1%})")
+    for name, counts in (
+        ("finish", figures["finish_reasons"]),
+        ("marks", figures["marks"]),
+        ("refused", figures["rejected_reasons"]),
+        ("turns", figures["turns"]),
+    ):
+        said = ", ".join(f"{key} {count:,}" for key, count in counts.items()) or "none"
+        print(f"{name:<10} {printable(said)}")
+    print(f"{'tokens':<10} {'total':>14} {'mean':>9} {'p50':>7} {'p90':>7} {'p99':>7} {'max':>7}")
+    for name in ("prompt", "output", "reasoning", "answer"):
+        row = figures["tokens"][name]
+        if row["rows"]:
+            print(
+                f"  {name:<8} {row['total']:>14,} {row['mean']:>9.1f} {row['p50']:>7,} "
+                f"{row['p90']:>7,} {row['p99']:>7,} {row['max']:>7,}"
+            )

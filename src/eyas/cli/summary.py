@@ -1,0 +1,70 @@
+"""What is said before a capture and after it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eyas.cli.live import Live, duration
+from eyas.cli.tokens import printable
+
+if TYPE_CHECKING:
+    from eyas.progress import Summary
+    from eyas.session import Session
+
+
+def print_start(session: Session, live: Live) -> None:
+    """Who answers, how it is sampled, and what the prompt's end looks like."""
+    info, profile, tokenizer = session.info, session.profile, session.tokenizer
+    engine = f"{info.engine} {info.version or '(version not told)'}"
+    live.say(f"server    {info.url}  {engine}  model {info.model or 'not told'}")
+    sampling = {k: v for k, v in session.sampling.as_dict().items() if v not in ([], 0.0) or k ==
+                "temperature"}  # fmt: skip
+    budget = session.config.max_new_tokens
+    said = "  ".join(f"{name} {value}" for name, value in sampling.items())
+    live.say(f"sampling  {said}  max_new_tokens {budget}  n {session.config.n}")
+    if session.template is not None and profile.prompt_tail:
+        tail = tokenizer.decode(profile.prompt_tail[-4:])
+        thinking = {
+            "open": f"opened by the prompt, closed by {profile.closer and profile.closer.text!r}",
+            "closed": "closed by the prompt",
+            "none": "not opened by the prompt",
+        }[profile.reasoning]
+        live.say(f"prompt    ends {tail!r} {list(profile.prompt_tail[-4:])}; reasoning {thinking}")
+    stops = ", ".join(tokenizer.name(index) for index in sorted(profile.stop_ids)) or "none known"
+    live.say(f"stop ids  {stops}")
+    what = "continues" if session.continued else "new run in"
+    live.say(f"run       {what} {session.run.path}, {session.concurrency} requests in flight")
+
+
+def print_summary(summary: Summary) -> None:
+    """The counts, the speed, where the rows lie, and what to do next."""
+    about = "" if summary.input_known else "at least "
+    print(
+        f"input     {about}{summary.input:,} = {summary.done:,} done + {summary.rejected:,} "
+        f"rejected + {summary.pending:,} pending"
+    )
+    if summary.shapes:
+        shapes = ", ".join(f"{name} {count:,}" for name, count in summary.shapes.items())
+        print(f"shapes    {printable(shapes)}")
+    share = f" ({100 * summary.truncated / summary.done:.1f}% of done)" if summary.done else ""
+    print(f"truncated {summary.truncated:,}{share}")
+    if summary.extra:
+        print(f"extra     {summary.extra:,} rows in the run that this input does not hold")
+    rate = summary.output_tokens / summary.seconds if summary.seconds > 0 else 0.0
+    print(
+        f"captured  {summary.new:,} rows now: {summary.prompt_tokens:,} prompt and "
+        f"{summary.output_tokens:,} output tokens in {duration(summary.seconds)}, "
+        f"{rate:,.0f} output tokens/s"
+    )
+    for reason, count in summary.reasons.items():
+        print(f"rejected  {count:,} {reason}")
+    print(f"files     {summary.run}/traces/*.parquet")
+    if summary.rejected:
+        print(f"          {summary.run}/rejected/*.parquet, each row with its reason")
+    if summary.stopped:
+        print(f"stopped   {printable(summary.stopped)}")
+    if summary.interrupted or summary.pending or summary.stopped or not summary.input_known:
+        print("next      run the same command again to go on")
+    else:
+        print(f"next      eyas show {summary.run}   eyas stats {summary.run}   "
+              f"eyas export {summary.run} --to jsonl --out train.jsonl")  # fmt: skip

@@ -1,0 +1,147 @@
+"""The configuration of a capture: one model for the command line, YAML files and Python.
+
+Invariant: what is saved in a run as config.yaml gives the same capture again; it holds no key.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from eyas.errors import ConfigError
+
+
+class CaptureConfig(BaseModel):
+    """Everything that `eyas capture` can be told. Unknown names are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompts: list[str] = Field(min_length=1)
+    """Files, globs or ``-`` for standard input."""
+    out: str
+    """The run directory."""
+    url: str
+    """The server's address."""
+    tokenizer: str
+    """A directory with the target's tokenizer files, a .gguf file, or a hub id."""
+    engine: Literal["auto", "sglang", "llama_cpp"] = "auto"
+
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    """Sampling. Where nothing is said, the model's generation config decides."""
+    max_new_tokens: int = Field(16384, ge=1)
+    """The token budget of one answer, reasoning included; clamped to the context."""
+    n: int = Field(1, ge=1)
+    """Independent samples of each conversation."""
+    seed: int = 0
+    """The base seed; each request's own seed is a hash of it and the row's key."""
+    stop_token_ids: list[int] = []
+    """Ids that end generation besides the model's own."""
+
+    system: str | None = None
+    """A system message for conversations that have none."""
+    template_kwargs: dict[str, Any] = {}
+    """The chat template's switches, such as ``{"thinking": true}``."""
+    chat_template: str | None = None
+    """A template file that replaces the model's own."""
+    date: dt.date | None = None
+    """What templates that print today's date are given; the day on which the run began."""
+    column: str | None = None
+    """The input column that holds the prompt."""
+
+    limit: int | None = Field(None, ge=1)
+    """Take only the first conversations of the input."""
+    concurrency: int | None = Field(None, ge=1, le=65536)
+    """Requests in flight; what the server says it runs at once, else 64."""
+    api_key_env: str | None = None
+    """The name of the environment variable that holds the API key."""
+    logprobs: bool = False
+    """Store the log-probabilities of the generated ids."""
+    on_missing_closer: Literal["reject", "keep"] = "reject"
+    """What becomes of a turn that ended inside its reasoning."""
+    reject: list[str] = []
+    """Marks that refuse a row."""
+    tries: int = Field(4, ge=1)
+    """How often a request is sent before its row is rejected."""
+    give_up_after: float = Field(120.0, ge=0)
+    """Seconds without any answer from the server before the capture ends, rows pending."""
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _date(cls, value: Any) -> Any:
+        return dt.date.fromisoformat(value) if isinstance(value, str) else value
+
+    @field_validator("reject")
+    @classmethod
+    def _known_marks(cls, value: list[str]) -> list[str]:
+        from eyas.checks import MARKS
+
+        for name in value:
+            if name not in MARKS:
+                raise ValueError(f"no mark is called {name!r}; there are {', '.join(MARKS)}")
+        return value
+
+
+def make_config(given: dict[str, Any], file: str | Path | None = None) -> CaptureConfig:
+    """A configuration from a YAML file and the values given beside it, which win.
+
+    Raises:
+        ConfigError: naming the field, the rule and the value.
+    """
+    values = {**(read_config_file(Path(file)) if file else {}), **given}
+    try:
+        return CaptureConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        where = f" in {file}" if file and first["loc"] and first["loc"][0] not in given else ""
+        if first["type"] == "missing":
+            option = {"prompts": "PROMPTS"}.get(name, "--" + name.replace("_", "-"))
+            raise ConfigError(f"{option} is missing; see eyas capture --help") from error
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(sorted(CaptureConfig.model_fields))
+            raise ConfigError(f"unknown name {name!r}{where}; known are {known}") from error
+        raise ConfigError(
+            f"{name}{where}: {first['msg']} (it is {str(first['input'])[:80]!r})"
+        ) from error
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The values of a YAML file.
+
+    Raises:
+        ConfigError: if it cannot be read or is no mapping.
+    """
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"--config {path} must hold names and values, not a {type(value).__name__}"
+        )
+    return {str(name): item for name, item in value.items() if item is not None}
+
+
+def config_yaml(config: CaptureConfig) -> bytes:
+    """The configuration as it is saved in the run; paths are made absolute."""
+    values = config.model_dump(mode="json", exclude_none=True)
+    values["prompts"] = [p if p == "-" else str(Path(p).absolute()) for p in config.prompts]
+    for name in ("out", "chat_template"):
+        if name in values:
+            values[name] = str(Path(values[name]).absolute())
+    if Path(config.tokenizer).exists():
+        values["tokenizer"] = str(Path(config.tokenizer).absolute())
+    head = "# The resolved configuration of this run. To do the same again:\n"
+    head += "#   eyas capture --config THIS_FILE [--out ANOTHER_RUN]\n"
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return (head + text).encode()

@@ -1,0 +1,120 @@
+"""What every engine takes and gives: ids in, ids out.
+
+Invariant: nothing in this package knows text beyond passing an engine's own `text` on; an
+engine reports what the server said, and judges nothing (that is `checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters, all of them sent with every request.
+
+    The defaults are neutral. ``top_k`` -1 means all; ``temperature`` 0 means greedy.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for the fingerprint and the row's ``sampling`` column."""
+        return {**asdict(self), "stop_token_ids": list(self.stop_token_ids)}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation to ask for. ``prompt_ids`` were checked against the vocabulary."""
+
+    prompt_ids: Sequence[int]
+    max_new_tokens: int
+    seed: int
+    logprobs: bool = False
+
+
+@dataclass(slots=True)
+class Generation:
+    """What the engine answered, in its own words but under common names.
+
+    A field is None where the engine (or its version) does not give it, never a guess.
+    """
+
+    output_ids: list[int]
+    """The ids, stop token included. Not yet checked: may hold anything JSON can."""
+    finish_reason: str | None
+    """``stop``, ``length``, or whatever else the engine said (``abort``, ``word``)."""
+    matched: Any = None
+    """On ``stop``: the id that the engine says it matched, if it says so."""
+    names_stop: bool = True
+    """Whether this engine names the matched id; where it does, it must (SGLang)."""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_echo: list[int] | None = None
+    """The prompt ids that the engine says it ran."""
+    text: str | None = None
+    """The engine's own decoding of the output, without the stop token."""
+    logprob_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    """Natural logarithms, one an output id."""
+    weight_version: str | None = None
+    cached_tokens: int | None = None
+    refusal: str | None = None
+    """A fact that by itself forbids the row, for example a prompt that the engine cut."""
+
+
+@dataclass(slots=True)
+class ServerInfo:
+    """Who answers at an address, as far as it tells. Secrets are stripped."""
+
+    engine: str
+    url: str
+    version: str | None = None
+    model: str | None = None
+    weight_version: str | None = None
+    context_length: int | None = None
+    slots: int | None = None
+    """How many requests the server runs at once, where it says so."""
+    details: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+class Engine(Protocol):
+    """A serving engine at one address."""
+
+    name: str
+    url: str
+
+    async def identify(self) -> ServerInfo:
+        """Ask the server who it is.
+
+        Raises:
+            UnsuitableServerError: a version that is known to give wrong ids, or none.
+            ServerUnreachable: nothing answers.
+        """
+        ...
+
+    async def generate(self, request: Request) -> Generation:
+        """Generate once.
+
+        Raises:
+            EngineError: one of its kinds; nothing was stored and nothing is retried here.
+        """
+        ...
+
+    async def reachable(self) -> bool:
+        """Whether something accepts connections there now."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...

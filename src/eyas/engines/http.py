@@ -1,0 +1,235 @@
+"""One HTTP client for all engines: every way to fail becomes one named error.
+
+Invariants: a status of 200 is only a success if the body is a whole JSON object without an
+``error``; the API key goes into the header and nowhere else, and is struck out of every
+message; there is no time limit on an answer, since a long generation is not a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import aiohttp
+import orjson
+
+from eyas.errors import (
+    BusyError,
+    ConfigError,
+    EngineError,
+    MalformedAnswer,
+    RequestRefused,
+    ServerUnreachable,
+    TransportError,
+)
+
+_BUSY = frozenset((408, 425, 429))
+_SHOWN = 300
+"""Characters of a server's message that are passed on."""
+
+_KEEPALIVE_S = 4.0
+"""Below uvicorn's 5 s (SGLang's default), so that idle connections are closed by us first."""
+
+
+def clean_url(url: str) -> str:
+    """An address as it is stored and shown: scheme, no credentials, no trailing path of an API.
+
+    Raises:
+        ConfigError: if it is not an http(s) address.
+    """
+    text = url.strip() if "://" in url else f"http://{url.strip()}"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"--url {url!r} is not an address: {error}") from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigError(f"--url {url!r} is not an address such as http://127.0.0.1:30000")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    netloc = host if port is None else f"{host}:{port}"
+    path = parts.path.rstrip("/")
+    for suffix in ("/generate", "/v1", "/completion"):
+        path = path.removesuffix(suffix)
+    return urlunsplit((parts.scheme, netloc, path, "", ""))
+
+
+class HttpClient:
+    """Posts JSON to one server and returns the parsed object."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        self.url = clean_url(url)
+        self._key = api_key
+        given = urlsplit(url if "://" in url else f"http://{url}")
+        self._auth = (
+            aiohttp.BasicAuth(given.username, given.password or "") if given.username else None
+        )
+        self._open: aiohttp.ClientSession | None = None
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        if self._open is None:
+            headers = {"Content-Type": "application/json"}
+            if self._key:
+                headers["Authorization"] = f"Bearer {self._key}"
+            self._open = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
+                headers=headers,
+                auth=self._auth if not self._key else None,
+            )
+        return self._open
+
+    async def close(self) -> None:
+        """Close all connections; requests in flight are cut off, which aborts them."""
+        if self._open is not None:
+            await self._open.close()
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """POST a JSON object and return the JSON object that came back.
+
+        Raises:
+            EngineError: the kind that fits; see `eyas.errors`.
+        """
+        status, headers, raw = await self._request("POST", path, orjson.dumps(body))
+        return self._parse(status, headers, raw)
+
+    async def get(self, path: str, *, timeout_s: float = 10.0) -> dict[str, Any] | None:
+        """GET a JSON object, or None where the server has no such page or gives no object."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                status, headers, raw = await self._request("GET", path, None)
+        except TimeoutError:
+            return None
+        except TransportError:
+            return None
+        if status in (401, 403):
+            self._parse(status, headers, raw)
+        if status != 200:
+            return None
+        try:
+            value = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            return None
+        return value if isinstance(value, dict) else None
+
+    async def post_status(self, path: str, body: Mapping[str, Any]) -> int:
+        """The status that a POST gets, whatever the body says."""
+        return (await self._request("POST", path, orjson.dumps(body)))[0]
+
+    async def reachable(self) -> bool:
+        """Whether the server accepts a connection."""
+        parts = urlsplit(self.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            async with asyncio.timeout(5):
+                _, writer = await asyncio.open_connection(parts.hostname, port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    async def _request(
+        self, method: str, path: str, data: bytes | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        began = False
+        try:
+            async with self._session.request(method, self.url + path, data=data) as response:
+                began = True
+                return response.status, response.headers, await response.read()
+        except aiohttp.ClientConnectorError as error:
+            reason = error.os_error.strerror or str(error.os_error) or "no connection"
+            raise ServerUnreachable(
+                self._strike(f"nothing answers at {self.url} ({reason})")
+            ) from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            said = str(error) or type(error).__name__
+            if began:
+                raise MalformedAnswer(
+                    self._strike(f"the answer was cut off: {said}"), reason="cut_answer"
+                ) from error
+            raise TransportError(
+                self._strike(f"the connection to {self.url} broke before an answer came: {said}")
+            ) from error
+
+    def _parse(self, status: int, headers: Mapping[str, str], raw: bytes) -> dict[str, Any]:
+        if status != 200:
+            raise self._status_error(status, headers, raw)
+        try:
+            value = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise MalformedAnswer(
+                f"the answer is not whole JSON ({error}; {len(raw)} bytes)",
+                seen=self._shown(raw),
+            ) from error
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+            value = value[0]
+        if not isinstance(value, dict):
+            raise MalformedAnswer(
+                f"the answer is a JSON {type(value).__name__}, not an object",
+                seen=self._shown(raw),
+            )
+        if (value.get("error") or value.get("object") == "error") and "output_ids" not in value:
+            raise MalformedAnswer(
+                f"an error under status 200: {self._message(raw)}",
+                reason="error_body",
+                seen=self._shown(raw),
+            )
+        return value
+
+    def _status_error(self, status: int, headers: Mapping[str, str], raw: bytes) -> EngineError:
+        said = f"HTTP {status}: {self._message(raw)}"
+        if status in _BUSY or status >= 500:
+            return BusyError(
+                said, status=status, retry_after=_retry_after(headers.get("Retry-After"))
+            )
+        if status in (401, 403):
+            hint = "is the key in the variable that --api-key-env names right?"
+            return RequestRefused(f"{said} ({hint})", status=status)
+        return RequestRefused(said, status=status)
+
+    def _message(self, raw: bytes) -> str:
+        """One clear sentence out of the shapes that error bodies come in."""
+        try:
+            value: Any = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            return self._shown(raw) or "(no body)"
+        for _ in range(3):  # {"error": {"message": …}}, {"detail": [{"msg": …}]}, …
+            if isinstance(value, dict):
+                value = next(
+                    (value[k] for k in ("message", "error", "detail", "msg") if value.get(k)),
+                    value,
+                )
+            if isinstance(value, list) and value:
+                value = value[0]
+            if isinstance(value, str):
+                return self._strike(value)[:_SHOWN]
+        return self._shown(raw)
+
+    def _shown(self, raw: bytes) -> str:
+        return self._strike(raw[: 4 * _SHOWN].decode("utf-8", "replace"))[:_SHOWN].strip()
+
+    def _strike(self, text: str) -> str:
+        """Servers may echo the key; no message of ours does."""
+        if self._key:
+            text = text.replace(self._key, "***")
+        if self._auth is not None and self._auth.password:
+            text = text.replace(self._auth.password, "***")
+        return text
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds of a Retry-After header (a number or a date), or None."""
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None

@@ -1,0 +1,139 @@
+"""llama.cpp's server: ``POST /completion`` with ids and ``return_tokens``, not streamed.
+
+Invariant: every sampler that is to act is named and set; the server's defaults (top_k 40,
+top_p 0.95, min_p 0.05) never act.
+
+Sources: llama.cpp ``tools/server/server-context.cpp`` and ``server-schema.cpp`` (as vendored
+in llama-cpp-python 0.3.36). Streaming loses ids inside unfinished characters: never used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eyas.engines.base import Generation, Request, Sampling, ServerInfo
+from eyas.engines.http import HttpClient
+from eyas.errors import ConfigError, MalformedAnswer
+
+_FINISH = {"eos": "stop", "limit": "length"}
+
+
+class LlamaCpp:
+    """A llama.cpp server at one address."""
+
+    name = "llama_cpp"
+
+    def __init__(
+        self, url: str, *, sampling: Sampling | None = None, api_key: str | None = None
+    ) -> None:
+        self._http = HttpClient(url, api_key=api_key)
+        self.url = self._http.url
+        self._context: int | None = None
+        self.sampling = sampling or Sampling()
+
+    @property
+    def sampling(self) -> Sampling:
+        return self._sampling
+
+    @sampling.setter
+    def sampling(self, value: Sampling) -> None:
+        if value.stop_token_ids:
+            raise ConfigError(
+                "llama.cpp's server has no stop token ids of the request's own; leave out "
+                f"--stop-token-id {' '.join(map(str, value.stop_token_ids))}"
+            )
+        self._sampling = value
+        self._params = {
+            # temperature first, as transformers, SGLang and vLLM do; llama.cpp's own order
+            # puts it last.
+            "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+            "temperature": value.temperature,
+            "top_k": max(value.top_k, 0),
+            "top_p": value.top_p,
+            "min_p": value.min_p,
+            "repeat_penalty": value.repetition_penalty,
+            "repeat_last_n": self._penalised(value),
+            "presence_penalty": value.presence_penalty,
+            "frequency_penalty": value.frequency_penalty,
+            "ignore_eos": False,
+            "cache_prompt": False,  # a reused cache may change the last bits of the logits
+            "return_tokens": True,
+            "stream": False,
+        }
+
+    def _penalised(self, sampling: Sampling) -> int:
+        """How many ids the penalties look back on: the whole context, as elsewhere."""
+        neutral = (
+            sampling.repetition_penalty == 1.0
+            and sampling.presence_penalty == 0.0
+            and sampling.frequency_penalty == 0.0
+        )
+        return 0 if neutral else self._context or 32768
+
+    async def identify(self) -> ServerInfo:
+        props = await self._http.get("/props") or {}
+        settings = props.get("default_generation_settings")
+        context = settings.get("n_ctx") if isinstance(settings, dict) else None
+        self._context = context if isinstance(context, int) else None
+        self.sampling = self._sampling
+        alias = props.get("model_alias") or props.get("model_path")
+        slots = props.get("total_slots")
+        return ServerInfo(
+            engine=self.name,
+            url=self.url,
+            version=str(props["build_info"]) if props.get("build_info") else None,
+            model=None if alias is None else str(alias),
+            context_length=self._context,
+            slots=slots if isinstance(slots, int) else None,
+            details={k: props[k] for k in ("model_path", "model_ftype", "build_info") if props.get(k)},
+        )  # fmt: skip
+
+    async def generate(self, request: Request) -> Generation:
+        body: dict[str, Any] = {
+            **self._params,
+            "prompt": request.prompt_ids,
+            "n_predict": request.max_new_tokens,
+            "seed": request.seed,
+        }
+        if request.logprobs:
+            body["n_probs"] = 1
+        return read_answer(await self._http.post("/completion", body))
+
+    async def reachable(self) -> bool:
+        return await self._http.reachable()
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+def read_answer(answer: dict[str, Any]) -> Generation:
+    """Read the object that /completion answers.
+
+    Raises:
+        MalformedAnswer: neither ``tokens`` nor ``stop_type`` is there.
+    """
+    if "stop_type" not in answer and "tokens" not in answer:
+        raise MalformedAnswer(f"the answer has neither tokens nor stop_type: {sorted(answer)[:8]}")
+    tokens, stop = answer.get("tokens"), answer.get("stop_type")
+    logprob_ids = logprobs = None
+    entries = answer.get("completion_probabilities")
+    if isinstance(entries, list):
+        try:
+            logprob_ids = [entry["id"] for entry in entries]
+            logprobs = [float(entry["logprob"]) for entry in entries]
+        except (TypeError, ValueError, KeyError) as error:
+            raise MalformedAnswer(f"completion_probabilities cannot be read: {error}") from error
+    cut = "the server cut the prompt to fit its context" if answer.get("truncated") else None
+    evaluated, predicted = answer.get("tokens_evaluated"), answer.get("tokens_predicted")
+    text = answer.get("content")
+    return Generation(
+        output_ids=tokens if isinstance(tokens, list) else [],
+        finish_reason=_FINISH.get(str(stop), str(stop)),
+        names_stop=False,
+        prompt_tokens=evaluated if isinstance(evaluated, int) else None,
+        completion_tokens=predicted if isinstance(predicted, int) else None,
+        text=text if isinstance(text, str) else None,
+        logprob_ids=logprob_ids,
+        logprobs=logprobs,
+        refusal=cut,
+    )

@@ -1,0 +1,375 @@
+"""From the input to prompts that are ready to be sent.
+
+Invariants: each unit of the input is met once and is then counted as done, rejected or handed
+out as a job; a job's `prompt_ids` are inside the vocabulary and leave room in the context; a
+turn is rendered on the target's own earlier answers, whether they were captured a moment or
+a run ago.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from eyas.checks import bad_prompt_id
+from eyas.conversation import BadLine, Conversation, Message
+from eyas.errors import TemplateRefusal
+from eyas.store import REFUSED, TRACES, TRUNCATED, Ledger, Run
+from eyas.tokens import ChatTemplate, Profile, Tokenizer
+from eyas.trace import Rejected, Trace
+
+BATCH = 64
+"""Conversations that are read, rendered and tokenized together."""
+
+FEED_REASONS: dict[str, str] = {
+    "template_refused": "the chat template refuses the conversation",
+    "no_chat_template": "the row holds messages, and the tokenizer has no chat template",
+    "prompt_id_outside_vocabulary": "a ready-made prompt id is outside the vocabulary",
+    "prompt_too_long": "the prompt leaves no room for an answer in the context",
+    "earlier_turn_truncated": "an earlier answer of the conversation was cut at its budget",
+    "earlier_turn_rejected": "an earlier turn of the conversation was rejected",
+}
+"""Why a unit is rejected before anything is sent."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One thread of a conversation, standing at the turn that is to be generated next."""
+
+    conversation: Conversation
+    key: bytes
+    name: str
+    sample: int
+    turn: int
+    history: list[Message] = field(default_factory=list)
+    """Everything before this turn's own messages, answers included."""
+    messages: list[Message] | None = None
+    """What was rendered for this turn."""
+    prompt_ids: list[int] = field(default_factory=list)
+    max_new_tokens: int = 0
+    control_text: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}/{self.sample}/{self.turn}"
+
+    @property
+    def marks(self) -> list[str]:
+        """Marks that come from the input."""
+        marks = list(self.conversation.marks)
+        if self.control_text:
+            marks.append("control_text")
+        return marks
+
+
+@dataclass(slots=True)
+class Counts:
+    """Units of the input, as far as it was read; done and rejected ones of earlier captures."""
+
+    input: int = 0
+    done: int = 0
+    rejected: int = 0
+    truncated: int = 0
+
+
+class Feed:
+    """Reads the input once, in order, and hands out jobs and refused rows."""
+
+    def __init__(
+        self,
+        items: Iterable[Conversation | BadLine],
+        *,
+        run: Run,
+        ledger: Ledger,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        profile: Profile,
+        max_new_tokens: int,
+        context_length: int | None,
+        samples: int = 1,
+        limit: int | None = None,
+        common: dict[str, Any] | None = None,
+    ) -> None:
+        """Prepare a pass over the input.
+
+        Args:
+            items: what a reader yields.
+            run: the run, to look up earlier answers of unfinished conversations.
+            common: columns that all refused rows share (``template_kwargs``, ``sampling``).
+        """
+        self.counts = Counts()
+        self._items = iter(items)
+        self._run = run
+        self._ledger = ledger
+        self._tokenizer = tokenizer
+        self._template = template
+        self._profile = profile
+        self._tokenizer_fits = tokenizer.size <= profile.vocab_size
+        self._max_new_tokens = max_new_tokens
+        self._context_length = context_length
+        self._samples = samples
+        self._limit = limit
+        self._common = common or {}
+        self._taken = 0
+        self.ended = False
+
+    def next_batch(self) -> tuple[list[Job], list[Rejected]]:
+        """The jobs and refused rows of the next stretch of the input; sets `ended` at its end."""
+        waiting, refused = self._meet_next()
+        self._recall([job for job in waiting if job.turn])
+        ready: list[Job] = []
+        texts: list[str] = []
+        for job in waiting:
+            if job.conversation.prompt_ids is not None:
+                job.prompt_ids = job.conversation.prompt_ids
+                texts.append("")
+                ready.append(job)
+                continue
+            text = self._render(job)
+            if isinstance(text, list):
+                refused += text
+            else:
+                texts.append(text)
+                ready.append(job)
+        jobs = []
+        for job, ids in zip(ready, self._tokenizer.encode_batch(texts), strict=True):
+            if job.conversation.prompt_ids is None:
+                job.prompt_ids = ids
+            fault = self._fit(job)
+            if fault:
+                refused += fault
+            else:
+                jobs.append(job)
+        return jobs, refused
+
+    def next_turn(self, job: Job, content: str, reasoning: str | None) -> list[Rejected]:
+        """Move a job on to its next turn, with the answer that it just got.
+
+        Returns the refused rows if the next turn cannot be asked, else nothing.
+        """
+        job.history = [*(job.messages or ()), answer_message(content, reasoning)]
+        job.turn += 1
+        text = self._render(job)
+        if isinstance(text, list):
+            return text
+        job.prompt_ids = self._tokenizer.encode(text)
+        return self._fit(job)
+
+    def count_rest(self, *, seconds: float) -> bool:
+        """Read on without preparing anything, only to count; False if time ran out."""
+        deadline = time.monotonic() + seconds
+        while not self.ended:
+            self._meet_next()
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def refuse(
+        self, job: Job, reason: str, detail: str, *, later: str = "earlier_turn_rejected"
+    ) -> list[Rejected]:
+        """The refused row of a job, and those of the turns that would have followed."""
+        row = self.refused_row(job, job.turn, reason, detail)
+        row.messages = None if job.messages is None else orjson.dumps(job.messages).decode()
+        row.prompt_ids = job.prompt_ids or None
+        return [row, *self.refuse_later(job, later)]
+
+    def refuse_later(self, job: Job, reason: str) -> list[Rejected]:
+        """Refused rows for the turns after a job's own."""
+        detail = f"{FEED_REASONS[reason]}: {job.id}"
+        return [
+            self.refused_row(job, turn, reason, detail)
+            for turn in range(job.turn + 1, job.conversation.n_turns)
+            if self._ledger.status(job.key, job.sample, turn) is None
+        ]
+
+    def refused_row(self, job: Job, turn: int, reason: str, detail: str) -> Rejected:
+        """A refused row with what is known of its conversation."""
+        conversation = job.conversation
+        return Rejected(
+            id=f"{job.name}/{job.sample}/{turn}",
+            conversation_id=job.name,
+            turn=turn,
+            sample=job.sample,
+            key=job.key.hex(),
+            reason=reason,
+            detail=detail,
+            marks=job.marks,
+            metadata=metadata_json(conversation),
+            source=conversation.source,
+            line=conversation.line,
+            finished_at=time.time(),
+            **self._common,
+        )
+
+    def _meet_next(self) -> tuple[list[Job], list[Rejected]]:
+        """Read the next conversations and find what is to be done of each."""
+        jobs: list[Job] = []
+        refused: list[Rejected] = []
+        for item in islice(self._items_left(), BATCH):
+            if isinstance(item, BadLine):
+                refused += self._meet_bad_line(item)
+                continue
+            self._taken += 1
+            key, name = self._ledger.identify(item.key, item.given_id)
+            for sample in range(self._samples):
+                job = Job(item, key, name, sample, 0)
+                refused += self._meet_thread(job, jobs)
+        return jobs, refused
+
+    def _items_left(self) -> Iterator[Conversation | BadLine]:
+        while self._limit is None or self._taken < self._limit:
+            item = next(self._items, None)
+            if item is None:
+                break
+            yield item
+        else:
+            self.ended = True
+            return
+        self.ended = True
+
+    def _meet_bad_line(self, line: BadLine) -> list[Rejected]:
+        self.counts.input += 1
+        key, _ = self._ledger.identify(line.key, None)
+        if self._ledger.status(key, 0, 0) is not None:
+            self.counts.rejected += 1
+            return []
+        name = f"line-{key.hex()[:16]}"
+        return [
+            Rejected(
+                id=f"{name}/0/0",
+                conversation_id=name,
+                turn=0,
+                sample=0,
+                key=key.hex(),
+                reason=line.reason,
+                detail=line.detail,
+                source=line.source,
+                line=line.line,
+                text=line.text,
+                finished_at=time.time(),
+                **self._common,
+            )
+        ]
+
+    def _meet_thread(self, job: Job, jobs: list[Job]) -> list[Rejected]:
+        """Count a thread's units; append it to `jobs` if something is to be done."""
+        n_turns = job.conversation.n_turns
+        counts = self.counts
+        counts.input += n_turns
+        blocked = None
+        first_open = None
+        for turn in range(n_turns):
+            status = self._ledger.status(job.key, job.sample, turn)
+            if status is None:
+                first_open = turn if first_open is None else first_open
+            elif status == REFUSED:
+                counts.rejected += 1
+                blocked = blocked or ("earlier_turn_rejected" if first_open is None else None)
+            else:
+                counts.done += 1
+                if status == TRUNCATED:
+                    counts.truncated += 1
+                    blocked = blocked or "earlier_turn_truncated"
+        if first_open is None:
+            return []
+        job.turn = first_open
+        if blocked is not None:
+            job.turn -= 1
+            return self.refuse_later(job, blocked)
+        jobs.append(job)
+        return []
+
+    def _recall(self, jobs: list[Job]) -> None:
+        """Give unfinished conversations the answers that earlier captures stored."""
+        wanted = {(job.key.hex(), job.sample, turn) for job in jobs for turn in range(job.turn)}
+        if not wanted:
+            return
+        found: dict[tuple[str, int, int], Message] = {}
+        columns = ["key", "sample", "turn", "prompt_ids", "output_ids"]
+        for record in self._run.search(TRACES, "key", {key for key, _, _ in wanted}, columns):
+            unit = (record["key"], record["sample"], record["turn"])
+            if unit in wanted:
+                reading = self._profile.read(
+                    self._tokenizer, record["prompt_ids"], record["output_ids"]
+                )
+                found[unit] = answer_message(reading.content, reading.reasoning)
+        for job in jobs:
+            for turn in range(job.turn):
+                answer = found[job.key.hex(), job.sample, turn]
+                job.history += [*job.conversation.turns[turn], answer]
+
+    def _render(self, job: Job) -> str | list[Rejected]:
+        """The text of a job's prompt, or its refused rows."""
+        stretch = job.conversation.turns[job.turn]
+        job.messages = [*job.history, *stretch]
+        job.prompt_ids = []
+        if not job.control_text:
+            job.control_text = any(
+                self._tokenizer.has_control_text(message["content"]) for message in stretch
+            )
+        if self._template is None:
+            return self.refuse(job, "no_chat_template", FEED_REASONS["no_chat_template"])
+        try:
+            return self._template.render(job.messages)
+        except TemplateRefusal as error:
+            return self.refuse(job, "template_refused", str(error))
+
+    def _fit(self, job: Job) -> list[Rejected]:
+        """Refuse ids that must not be sent and prompts without room; set the token budget."""
+        known_good = self._tokenizer_fits and job.conversation.prompt_ids is None
+        bad = None if known_good else bad_prompt_id(job.prompt_ids, self._profile.vocab_size)
+        if bad is not None:
+            ids, job.prompt_ids = job.prompt_ids, []
+            return self.refuse(
+                job,
+                "prompt_id_outside_vocabulary",
+                f"prompt id {bad} is {ids[bad]!r}; the vocabulary ends at "
+                f"{self._profile.vocab_size - 1}",
+            )
+        budget = self._max_new_tokens
+        if self._context_length is not None:
+            budget = min(budget, self._context_length - len(job.prompt_ids))
+        if budget < 1:
+            return self.refuse(
+                job,
+                "prompt_too_long",
+                f"{len(job.prompt_ids)} prompt ids fill the context of {self._context_length}",
+            )
+        job.max_new_tokens = budget
+        return []
+
+
+def answer_message(content: str, reasoning: str | None) -> Message:
+    """An answer as a chat client would send it back; the template decides what to keep."""
+    message: Message = {"role": "assistant", "content": content}
+    if reasoning is not None:
+        message["reasoning_content"] = reasoning
+    return message
+
+
+def metadata_json(conversation: Conversation) -> str:
+    """The input row's other columns as JSON."""
+    if not conversation.metadata:
+        return "{}"
+    return orjson.dumps(conversation.metadata, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def trace_of(job: Job, **columns: Any) -> Trace:
+    """A good row with what is known of its conversation."""
+    return Trace(
+        id=job.id,
+        conversation_id=job.name,
+        turn=job.turn,
+        sample=job.sample,
+        key=job.key.hex(),
+        prompt_ids=job.prompt_ids,
+        messages=None if job.messages is None else orjson.dumps(job.messages).decode(),
+        metadata=metadata_json(job.conversation),
+        source=job.conversation.source,
+        **columns,
+    )

@@ -1,0 +1,25 @@
+"""The run directory. Knows traces, never where they came from."""
+
+from eyas.store.ledger import GOOD, REFUSED, TRUNCATED, Ledger
+from eyas.store.lock import WriterLock
+from eyas.store.manifest import Manifest
+from eyas.store.parts import REJECTED, TRACES
+from eyas.store.run import Run, archive, is_run, prepare_directory
+from eyas.store.writer import Writer, seal_leftovers
+
+__all__ = [
+    "GOOD",
+    "REFUSED",
+    "REJECTED",
+    "TRACES",
+    "TRUNCATED",
+    "Ledger",
+    "Manifest",
+    "Run",
+    "Writer",
+    "WriterLock",
+    "archive",
+    "is_run",
+    "prepare_directory",
+    "seal_leftovers",
+]

@@ -1,0 +1,83 @@
+"""What a run already holds: which units are done, and under which name each conversation goes.
+
+Invariants: a unit (conversation, sample, turn) that is in the ledger is never generated again;
+a conversation keeps the name under which its first row was stored; two conversations never
+share a name. Memory is some hundred bytes a row and independent of the rows' length.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eyas.conversation import nth_key, row_key
+from eyas.store.parts import REJECTED, TRACES, parts, read_batches
+
+GOOD, TRUNCATED, REFUSED = 0, 1, 2
+"""Status of a unit: complete; stored but cut at the budget; in ``rejected/``."""
+
+
+class Ledger:
+    """The units of a run, by key."""
+
+    def __init__(self) -> None:
+        self._status: dict[bytes, int] = {}
+        self._names: dict[int, bytes] = {}
+        self._seen: dict[bytes, int] = {}
+        self.done = 0
+        self.rejected = 0
+
+    @classmethod
+    def load(cls, run: Path) -> Ledger:
+        """Read the sealed rows' keys (the journal must have been sealed before)."""
+        ledger = cls()
+        columns = ["conversation_id", "turn", "sample", "key"]
+        for path in parts(run, TRACES):
+            for batch in read_batches(path, [*columns, "finish_reason", "marks"]):
+                ids, turns, samples, keys, reasons, marks = (
+                    batch.column(n).to_pylist() for n in (*columns, "finish_reason", "marks")
+                )
+                for n in range(len(ids)):
+                    cut = reasons[n] == "length" and "eos_at_cap" not in (marks[n] or ())
+                    ledger._add(ids[n], keys[n], samples[n], turns[n], TRUNCATED if cut else GOOD)
+        for path in parts(run, REJECTED):
+            for batch in read_batches(path, columns):
+                ids, turns, samples, keys = (batch.column(n).to_pylist() for n in columns)
+                for n in range(len(ids)):
+                    ledger._add(ids[n], keys[n], samples[n], turns[n], REFUSED)
+        return ledger
+
+    def _add(self, name: str, key_hex: str, sample: int, turn: int, status: int) -> None:
+        key = bytes.fromhex(key_hex)
+        unit = row_key(key, sample, turn)
+        if unit in self._status:
+            return
+        self._status[unit] = status
+        if status == REFUSED:
+            self.rejected += 1
+        else:
+            self.done += 1
+        self._names[hash(name)] = key
+
+    def status(self, key: bytes, sample: int, turn: int) -> int | None:
+        """The status of a unit, or None where it is still to be done."""
+        return self._status.get(row_key(key, sample, turn))
+
+    def identify(self, key: bytes, given_id: str | None) -> tuple[bytes, str]:
+        """A conversation's key in this pass over the input, and the name it goes by.
+
+        Exact duplicates get their occurrence's key. The name is the given id; where another
+        conversation has that name already, the beginning of the key is added.
+        """
+        occurrence = self._seen.get(key, 0)
+        self._seen[key] = occurrence + 1
+        key = nth_key(key, occurrence)
+        if given_id is None:
+            return key, key.hex()[:16]
+        for digits in (8, 16, 32):
+            longer = f"{given_id}-{key.hex()[:digits]}"
+            if self._names.get(hash(longer)) == key:
+                return key, longer
+        for name in (given_id, *(f"{given_id}-{key.hex()[:digits]}" for digits in (8, 16, 32))):
+            if self._names.setdefault(hash(name), key) == key:
+                return key, name
+        raise AssertionError("two keys with the same 128 bits")

@@ -1,0 +1,168 @@
+"""One process at a time writes a run.
+
+Invariant: the lock is a file created with O_EXCL, which every file system keeps, network ones
+included; a holder that is gone is recognised (by its process on this host, by its standing
+heartbeat on another), and taking over is a rename, which only one can win.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from eyas.errors import RunLocked, StoreError
+from eyas.store.files import disk_errors
+
+HEARTBEAT_S = 5.0
+WATCH_S = 4 * HEARTBEAT_S
+
+
+class WriterLock:
+    """Held while a run is written; `lost` is set if somebody took it away."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / "writer.lock"
+        self.lost = threading.Event()
+        self._token = uuid.uuid4().hex
+        self._beats = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self, *, watch_s: float = WATCH_S) -> None:
+        """Take the lock.
+
+        A holder on another host is watched for `watch_s` seconds; if its heartbeat stands
+        still it is taken for dead.
+
+        Raises:
+            RunLocked: if it is held, with who holds it.
+        """
+        for _ in range(3):
+            if self._create():
+                self._thread = threading.Thread(target=self._beat, daemon=True)
+                self._thread.start()
+                return
+            holder = _read(self.path)
+            if holder is None:
+                continue  # released, or still being written: look again
+            if _alive(holder, self.path, watch_s):
+                raise RunLocked(
+                    f"{self.path.parent} is being written by process {holder.get('pid')} on "
+                    f"{holder.get('host')} since {holder.get('since')}. Wait for it or end it; "
+                    f"if it is surely gone, delete {self.path}."
+                )
+            stale = self.path.with_name(f"writer.lock.{self._token}")
+            with suppress(FileNotFoundError):  # another process took over first
+                os.rename(self.path, stale)
+                stale.unlink()
+        raise RunLocked(f"{self.path} changes hands again and again; try again in a moment")
+
+    def release(self) -> None:
+        """Give the lock back, if it is still ours."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        holder = _read(self.path)
+        if holder is not None and holder.get("token") == self._token:
+            with suppress(OSError):
+                self.path.unlink()
+
+    def check(self) -> None:
+        """Raise StoreError if another process took the lock away."""
+        if self.lost.is_set():
+            raise StoreError(
+                f"{self.path} was taken over by another process, so this one stops writing. "
+                "Nothing that was reported as done is lost."
+            )
+
+    def _create(self) -> bool:
+        with disk_errors(self.path):
+            try:
+                handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            except FileExistsError:
+                return False
+            try:
+                os.write(handle, self._content())
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        return True
+
+    def _content(self) -> bytes:
+        return json.dumps(
+            {
+                "pid": os.getpid(),
+                "started": _process_start(os.getpid()),
+                "host": socket.gethostname(),
+                "boot": _boot_id(),
+                "since": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+                "token": self._token,
+                "beats": self._beats,
+            }
+        ).encode()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(HEARTBEAT_S):
+            holder = _read(self.path)
+            if holder is not None and holder.get("token") != self._token:
+                self.lost.set()
+                return
+            self._beats += 1
+            with suppress(OSError):  # a full disk is noticed by the journal
+                temporary = self.path.with_name(f".writer.lock.{self._token}")
+                temporary.write_bytes(self._content())
+                os.replace(temporary, self.path)
+
+
+def _alive(holder: dict[str, object], path: Path, watch_s: float) -> bool:
+    if holder.get("host") == socket.gethostname() and holder.get("boot") == _boot_id():
+        pid = holder.get("pid")
+        started = _process_start(pid) if isinstance(pid, int) else None
+        return started is not None and started == holder.get("started")
+    deadline = time.monotonic() + watch_s
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, watch_s))
+        now = _read(path)
+        if now is not None and now != holder:
+            return True
+    return False
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {"pid": None, "host": "unknown", "since": "unknown"}
+    return value if isinstance(value, dict) else None
+
+
+def _boot_id() -> str:
+    """Changes at each boot, so that a process number of before is not taken for alive."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _process_start(pid: int) -> str | None:
+    """The process's start time, which with its number names it; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+        try:  # no /proc (macOS): the number alone must do
+            os.kill(pid, 0)
+        except (OSError, OverflowError):
+            return None
+        return "running"
+    fields = stat.rsplit(")", 1)[1].split()
+    return None if fields[0] in ("Z", "X") else fields[19]

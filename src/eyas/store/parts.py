@@ -1,0 +1,141 @@
+"""Parquet parts: sealed rows, written whole and never changed.
+
+Invariant: ``part-N.parquet`` in ``traces/`` and ``rejected/`` holds exactly the rows of journal
+segment N; the segment is deleted only after both are durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from eyas.errors import DamagedRun
+from eyas.store.files import disk_errors, sync_directory, write_atomically
+from eyas.store.journal import Packed, read_segment
+from eyas.trace import Rejected, Trace, arrow_schema, to_table
+
+TRACES, REJECTED = "traces", "rejected"
+_KINDS: tuple[tuple[str, str, type[Trace] | type[Rejected]], ...] = (
+    (TRACES, "T", Trace),
+    (REJECTED, "R", Rejected),
+)
+
+
+_GROUP_BYTES = 8 * 2**20
+"""About how many bytes of rows become one row group: what sealing holds in memory."""
+
+
+def seal(run: Path, number: int, segment: Path) -> None:
+    """Turn a segment into its parts and delete it.
+
+    Raises:
+        DiskFull: the segment then stays as it is and is sealed at the next start.
+    """
+    for folder, letter, kind in _KINDS:
+        path = run / folder / part_name(number)
+        groups = _groups(segment, letter)
+        first = next(groups, None)
+        if first is not None:
+            write_atomically(path, partial(_write_groups, kind, chain((first,), groups)))
+    with disk_errors(segment):
+        segment.unlink(missing_ok=True)
+        sync_directory(segment.parent)
+
+
+def _groups(segment: Path, kind: str) -> Iterator[list[Packed]]:
+    """One kind of a segment's rows, in groups that are small in memory."""
+    group: list[Packed] = []
+    size = 0
+    for row in read_segment(segment, kind):
+        group.append(row)
+        size += 2048 + len(row.prompt or b"") + len(row.output or b"")
+        if size >= _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _write_groups(
+    kind: type[Trace] | type[Rejected], groups: Iterable[list[Packed]], path: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    schema = arrow_schema(kind)
+    unique = {"id", "messages", "metadata", "text", "detail"}
+    repeated = [f.name for f in schema if f.name not in unique and not is_list(f)]
+    with pq.ParquetWriter(
+        path, schema, compression="zstd", compression_level=1, use_dictionary=repeated
+    ) as writer:
+        for group in groups:
+            writer.write_table(
+                to_table(
+                    kind,
+                    [row.columns for row in group],
+                    [row.prompt for row in group],
+                    [row.output for row in group],
+                )
+            )
+
+
+def is_list(field: Any) -> bool:
+    """Whether an Arrow field is a list column."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(field.type))
+
+
+def part_name(number: int) -> str:
+    """``part-000012.parquet``."""
+    return f"part-{number:06d}.parquet"
+
+
+def parts(run: Path, folder: str) -> list[Path]:
+    """The parts of ``traces`` or ``rejected`` in order."""
+    return sorted((run / folder).glob("part-*.parquet"))
+
+
+def part_number(path: Path) -> int:
+    """12 for ``part-000012.parquet``."""
+    digits = path.stem.removeprefix("part-")
+    return int(digits) if digits.isdigit() else 0
+
+
+def read_rows(
+    path: Path, columns: Sequence[str] | None = None, *, batch_size: int = 256
+) -> Iterator[dict[str, Any]]:
+    """The rows of one part as dicts, a batch at a time.
+
+    Raises:
+        DamagedRun: if the part cannot be read.
+    """
+    for batch in read_batches(path, columns, batch_size=batch_size):
+        yield from batch.to_pylist()
+
+
+def read_batches(
+    path: Path, columns: Sequence[str] | None = None, *, batch_size: int = 4096
+) -> Iterator[Any]:
+    """The record batches of one part.
+
+    Raises:
+        DamagedRun: if the part cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            names = (
+                None if columns is None else [c for c in columns if c in file.schema_arrow.names]
+            )
+            yield from file.iter_batches(batch_size=batch_size, columns=names)
+    except (OSError, pa.ArrowException) as error:
+        raise DamagedRun(
+            f"{path} cannot be read ({error}). Parts are never changed after they were written, "
+            "so the file was damaged from outside: restore it, or move it away to have its rows "
+            "captured again."
+        ) from error

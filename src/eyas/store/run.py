@@ -1,0 +1,151 @@
+"""A run, for reading: its manifest and its rows, also while it is being written.
+
+Invariant: every durable row is seen once, whether it lies in a part or still in the journal.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from eyas.errors import DamagedRun
+from eyas.store.files import disk_errors, sync_directory
+from eyas.store.journal import read_segment, segments
+from eyas.store.manifest import NAME, Manifest
+from eyas.store.parts import REJECTED, TRACES, part_name, parts, read_batches, read_rows
+from eyas.trace import Rejected, Trace, from_record
+
+FOLDERS = (TRACES, REJECTED, "journal")
+
+
+class Run:
+    """A run directory."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Open a run for reading.
+
+        Raises:
+            DamagedRun: if it is none, or its manifest cannot be read.
+        """
+        self.path = Path(path)
+        self.manifest = Manifest.load(self.path)
+
+    def records(
+        self, folder: str = TRACES, columns: Sequence[str] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of ``traces`` or ``rejected`` as dicts, in the order of the parts."""
+        live = segments(self.path / "journal")
+        sealed = parts(self.path, folder)
+        for part in sealed:
+            yield from read_rows(part, columns)
+        for number, segment in live:
+            part = self.path / folder / part_name(number)
+            if part in sealed:
+                continue
+            try:
+                for packed in read_segment(segment, "T" if folder == TRACES else "R"):
+                    row = packed.record()
+                    yield row if columns is None else {name: row.get(name) for name in columns}
+            except FileNotFoundError:  # sealed since we looked
+                if part.exists():
+                    yield from read_rows(part, columns)
+
+    def search(
+        self, folder: str, column: str, values: set[str], columns: Sequence[str]
+    ) -> Iterator[dict[str, Any]]:
+        """Sealed rows whose `column` is one of `values`, from the newest part backwards."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        wanted = pa.array(sorted(values), pa.string())
+        for part in reversed(parts(self.path, folder)):
+            for batch in read_batches(part, columns):
+                hits = batch.filter(pc.is_in(batch.column(column), value_set=wanted))
+                yield from hits.to_pylist()
+
+    def traces(self) -> Iterator[Trace]:
+        """The good rows."""
+        for record in self.records(TRACES):
+            row = from_record(record)
+            assert isinstance(row, Trace)
+            yield row
+
+    def rejected(self) -> Iterator[Rejected]:
+        """The refused rows and input lines."""
+        for record in self.records(REJECTED):
+            row = from_record(record)
+            assert isinstance(row, Rejected)
+            yield row
+
+    def find(self, row_id: str) -> Trace | Rejected | None:
+        """The row with this id; a conversation's id finds its first row."""
+        wanted = (row_id, f"{row_id}/0/0")
+        for folder in (TRACES, REJECTED):
+            for part in parts(self.path, folder):
+                ids = [record["id"] for record in read_rows(part, ["id"], batch_size=8192)]
+                if any(name in wanted for name in ids):
+                    return next(
+                        from_record(record) for record in read_rows(part) if record["id"] in wanted
+                    )
+            if segments(self.path / "journal"):
+                for record in self.records(folder):
+                    if record["id"] in wanted:
+                        return from_record(record)
+        return None
+
+    def first(self) -> Trace | Rejected | None:
+        """The first good row, else the first refused one."""
+        for folder in (TRACES, REJECTED):
+            for record in self.records(folder):
+                return from_record(record)
+        return None
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory holds a run."""
+    return (path / NAME).exists()
+
+
+def prepare_directory(path: Path) -> None:
+    """Make the folders of a new run.
+
+    Raises:
+        DamagedRun: if the directory holds something else already.
+    """
+    if path.exists() and not path.is_dir():
+        raise DamagedRun(f"--out {path} is a file; a run is a directory")
+    if path.is_dir() and not is_run(path):
+        foreign = [p.name for p in path.iterdir() if p.name not in {*FOLDERS, "archive"}
+                   and not p.name.startswith((".", "writer.lock"))]  # fmt: skip
+        if foreign or any(parts(path, folder) for folder in (TRACES, REJECTED)):
+            raise DamagedRun(
+                f"--out {path} is not empty and not a run of eyas (no {NAME}; it holds "
+                f"{', '.join(sorted(foreign)[:5]) or 'parts'}). Choose another directory."
+            )
+    with disk_errors(path):
+        for folder in FOLDERS:
+            (path / folder).mkdir(parents=True, exist_ok=True)
+        sync_directory(path)
+
+
+def archive(path: Path) -> Path:
+    """Put the rows of a run aside under ``archive/DATE`` in it; nothing is deleted.
+
+    The manifest goes last, so that a crash on the way leaves a run that says what it is.
+    """
+    stamp = dt.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
+    target = path / "archive" / stamp
+    extra = 0
+    while target.exists():
+        extra += 1
+        target = path / "archive" / f"{stamp}-{extra}"
+    with disk_errors(target):
+        target.mkdir(parents=True)
+        for name in (*FOLDERS, "config.yaml", NAME):
+            if (path / name).exists():
+                (path / name).rename(target / name)
+        sync_directory(target)
+        sync_directory(path)
+    return target

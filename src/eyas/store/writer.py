@@ -1,0 +1,156 @@
+"""The one writer of a run: rows go to the journal, are made durable in groups, and are sealed.
+
+Invariants: `done` and `rejected` count durable rows only; rows that are put together are
+written together; after a failure nothing more is written and nothing unwritten is counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from eyas.errors import EyasError
+from eyas.store.journal import Segment, encode_line, segments
+from eyas.store.lock import WriterLock
+from eyas.store.parts import REJECTED, TRACES, part_number, parts, seal
+from eyas.trace import Rejected, Trace
+
+SYNC_EVERY_S = 0.2
+SEAL_BYTES = 64 * 2**20
+
+
+class Writer:
+    """Appends rows to a run on a thread of its own.
+
+    Open it with the run's lock held; opening seals what an earlier process left in the journal.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        lock: WriterLock,
+        *,
+        sync_every_s: float = SYNC_EVERY_S,
+        seal_bytes: int = SEAL_BYTES,
+    ) -> None:
+        self.run = run
+        self.done = 0
+        self.rejected = 0
+        self.error: EyasError | None = None
+        self.on_error: Callable[[], object] | None = None
+        """Called on the writer's thread when writing fails."""
+        self._lock = lock
+        self._sync_every_s = sync_every_s
+        self._seal_bytes = seal_bytes
+        self._queue: list[Trace | Rejected] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._busy = False
+        self._segment: Segment | None = None
+        self._next = 1 + max(
+            [number for number, _ in segments(run / "journal")]
+            + [part_number(path) for folder in (TRACES, REJECTED) for path in parts(run, folder)],
+            default=0,
+        )
+        self._thread = threading.Thread(target=self._work, name="eyas-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def backlog(self) -> int:
+        """Rows that were put and are not yet being written."""
+        return len(self._queue)
+
+    def put(self, *rows: Trace | Rejected) -> None:
+        """Hand over rows; they are durable at the latest `sync_every_s` (and an fsync) later.
+
+        Raises:
+            EyasError: the failure that stopped the writer.
+        """
+        with self._changed:
+            if self.error is not None:
+                raise self.error
+            self._queue.extend(rows)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until everything put so far is durable.
+
+        Raises:
+            EyasError: the failure that stopped the writer.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.error or not (self._queue or self._busy))
+            if self.error is not None:
+                raise self.error
+
+    def close(self) -> None:
+        """Write what is left, seal it, and stop.
+
+        Raises:
+            EyasError: the failure that stopped the writer.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _work(self) -> None:
+        try:
+            while rows := self._next_rows():
+                self._write(rows)
+            self._seal()
+        except EyasError as error:
+            self._fail(error)
+        except Exception as error:  # a fault of ours must not look like a finished run
+            self._fail(EyasError(f"the writer of {self.run} failed: {error!r}"))
+
+    def _fail(self, error: EyasError) -> None:
+        with self._changed:
+            self.error = error
+            self._changed.notify_all()
+        if self.on_error is not None:
+            self.on_error()
+
+    def _next_rows(self) -> Sequence[Trace | Rejected]:
+        """The rows to write next; none when closing and all is written."""
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            if not self._closing:  # gather what comes meanwhile, so that one fsync serves many
+                deadline = time.monotonic() + self._sync_every_s
+                self._changed.wait_for(lambda: self._closing, timeout=max(
+                    0.0, deadline - time.monotonic()))  # fmt: skip
+            rows, self._queue = self._queue, []
+            self._busy = bool(rows)
+            return rows
+
+    def _write(self, rows: Sequence[Trace | Rejected]) -> None:
+        self._lock.check()
+        if self._segment is None:
+            self._segment = Segment(self.run / "journal", self._next)
+            self._next += 1
+        self._segment.append([encode_line(row) for row in rows])
+        refused = sum(isinstance(row, Rejected) for row in rows)
+        self.rejected += refused
+        self.done += len(rows) - refused
+        if self._segment.bytes >= self._seal_bytes:
+            self._seal()
+
+    def _seal(self) -> None:
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.close()
+            seal(self.run, segment.number, segment.path)
+
+
+def seal_leftovers(run: Path) -> int:
+    """Seal the segments that an earlier process left; returns how many there were."""
+    left = segments(run / "journal")
+    for number, path in left:
+        seal(run, number, path)
+    return len(left)

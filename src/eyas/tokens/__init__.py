@@ -1,0 +1,19 @@
+"""Text to ids and back, by the model's own files. Knows no server.
+
+Invariant: ids are joined, never text; nothing here adds a token that the chat template did
+not write.
+"""
+
+from eyas.tokens.chat_template import ChatTemplate
+from eyas.tokens.profile import Marker, Profile, Reading, build_profile
+from eyas.tokens.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = [
+    "ChatTemplate",
+    "Marker",
+    "Profile",
+    "Reading",
+    "Tokenizer",
+    "build_profile",
+    "load_tokenizer",
+]

@@ -1,0 +1,133 @@
+"""The model's chat template, rendered by transformers' own compiled environment.
+
+Invariant: `render` gives the text that ``apply_chat_template(tokenize=False)`` gives for the
+same messages and switches, with the clock frozen at the run's date.
+
+The compiled template is kept, since compiling costs far more than rendering; the equality is
+tested against ``apply_chat_template`` itself.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eyas.conversation import Message
+from eyas.errors import TemplateRefusal, TokenizerError
+from eyas.tokens.tokenizer import Tokenizer, quiet_transformers
+
+
+class ChatTemplate:
+    """A chat template with its switches, for one run."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens_map: Mapping[str, str] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        date: dt.date | None = None,
+    ) -> None:
+        """Compile a template.
+
+        Args:
+            source: the template's text (Jinja).
+            special_tokens_map: ``bos_token`` and so on, which templates read by name.
+            kwargs: the template's switches, such as ``{"thinking": True}``.
+            date: what ``strftime_now`` shows; today where None.
+
+        Raises:
+            TokenizerError: if the template is not valid Jinja.
+        """
+        quiet_transformers()
+        from jinja2 import TemplateError, meta
+        from transformers.utils import chat_template_utils
+
+        self.source = source
+        self.kwargs = dict(kwargs or {})
+        self.date = date or dt.datetime.now().date()
+        try:
+            # Private names of transformers: the lock file pins its version, and
+            # test_chat_template compares every render with apply_chat_template.
+            self._template = chat_template_utils._compile_jinja_template(source)
+            self._alias = chat_template_utils._alias_reasoning_fields
+            parsed = self._template.environment.parse(source)
+        except TemplateError as error:
+            raise TokenizerError(f"the chat template is not valid: {error}") from error
+        self.reads: frozenset[str] = frozenset(meta.find_undeclared_variables(parsed))
+        """Names that the template may read, its switches among them."""
+        self._refusals: tuple[type[Exception], ...] = (TemplateError, TypeError, ValueError,
+                                                       KeyError, AttributeError)  # fmt: skip
+        midnight = dt.datetime.combine(self.date, dt.time())
+        self._context: dict[str, Any] = {
+            **(special_tokens_map or {}),
+            "tools": None,
+            "documents": None,
+            "strftime_now": midnight.strftime,
+            **self.kwargs,
+        }
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        *,
+        kwargs: Mapping[str, Any] | None = None,
+        date: dt.date | None = None,
+    ) -> ChatTemplate:
+        """The template that came with a tokenizer.
+
+        Raises:
+            TokenizerError: if none came with it.
+        """
+        if tokenizer.chat_template is None:
+            raise TokenizerError(
+                f"tokenizer {tokenizer.source} has no chat template: neither chat_template.jinja "
+                "nor chat_template in tokenizer_config.json. Give one with --chat-template FILE, "
+                "or give ready-made prompt_ids."
+            )
+        return cls(
+            tokenizer.chat_template,
+            special_tokens_map=tokenizer.special_tokens_map,
+            kwargs=kwargs,
+            date=date,
+        )
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the template's bytes: facts about a template are keyed by it."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+    @property
+    def shows_date(self) -> bool:
+        """Whether the template can print today's date."""
+        return "strftime_now" in self.source
+
+    @property
+    def ignored_kwargs(self) -> list[str]:
+        """Switches that were given and that the template never reads; Jinja says nothing."""
+        return sorted(name for name in self.kwargs if name not in self.reads)
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **kwargs: Any
+    ) -> str:
+        """Render messages as text.
+
+        Raises:
+            TemplateRefusal: if the template refuses these messages, with its own words.
+        """
+        chat = list(messages)
+        if any("reasoning_content" in message for message in chat):
+            chat = self._alias(chat)
+        try:
+            return str(
+                self._template.render(
+                    {**self._context, **kwargs},
+                    messages=chat,
+                    add_generation_prompt=add_generation_prompt,
+                )
+            )
+        except self._refusals as error:
+            raise TemplateRefusal(f"the chat template refuses: {error}") from error

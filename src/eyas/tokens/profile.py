@@ -1,0 +1,385 @@
+"""What a target's files and rendering tell of its output: markers, stop ids, role headers.
+
+Invariant: where reasoning begins and ends is decided by ids (or the bytes they stand for, where
+a marker has no id of its own), never by a regular expression over an answer's text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from eyas.errors import TemplateRefusal
+from eyas.tokens.chat_template import ChatTemplate
+from eyas.tokens.tokenizer import Tokenizer
+
+_OPENERS = re.compile(
+    r"<\|channel\|>analysis<\|message\|>"
+    r"|<\|?(?:[\w-]+[:_])?(?:think(?:ing)?|thought|reasoning)\|?>"
+    r"|\[(?:THINK|REASONING)\]"
+    r"|<\|START_THINKING\|>|<\|inner_prefix\|>"
+)
+"""Shapes of openers in templates and vocabularies; which one counts is seen by rendering."""
+
+_TAIL = 24
+"""How many of the prompt's last ids may hold an opener and what follows it."""
+
+
+class Marker(NamedTuple):
+    """A reasoning marker: its text, and its ids when it stands alone."""
+
+    text: str
+    ids: tuple[int, ...]
+
+    @property
+    def single(self) -> int | None:
+        return self.ids[0] if len(self.ids) == 1 else None
+
+
+class Reading(NamedTuple):
+    """Where the parts of one generation lie, as positions in ``prompt_ids + output_ids``."""
+
+    start: int | None
+    """The first id after the opener."""
+    end: int | None
+    """The closer's first id."""
+    reasoning: str | None
+    """The text between opener and closer (to the end where there is no closer)."""
+    content: str
+    """The text between closer and stop id, unstripped."""
+    content_start: int
+    """The first id after the closer."""
+    closers: int
+    """How many closers stand in the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What capture needs to know of a target to check its rows."""
+
+    vocab_size: int
+    """Ids must be below it."""
+    declared_stop_ids: frozenset[int]
+    """config.json and generation_config.json (the tokenizer's eos where both say nothing)."""
+    stop_ids: frozenset[int]
+    """Every id that ends generation: declared, the tokenizer's eos, and the user's."""
+    opener: Marker | None
+    closer: Marker | None
+    reasoning: str
+    """What the generation prompt does: ``open``, ``closed`` or ``none`` (the model decides)."""
+    prompt_tail: tuple[int, ...]
+    """The last ids of a rendered prompt, for people to look at."""
+    role_headers: tuple[tuple[int, ...], ...]
+    """Ids that begin a user's, the system's or a tool's message; a model writes none."""
+    bos_ids: tuple[int, ...] = ()
+    """The id that the tokenizer calls bos; a prompt must not begin with two of them."""
+
+    def as_dict(self, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+        """For the manifest: plain values, with the texts of ids where a tokenizer is given."""
+
+        def marker(m: Marker | None) -> dict[str, Any] | None:
+            return None if m is None else {"text": m.text, "ids": list(m.ids)}
+
+        return {
+            "vocab_size": self.vocab_size,
+            "declared_stop_ids": sorted(self.declared_stop_ids),
+            "stop_ids": sorted(self.stop_ids),
+            "opener": marker(self.opener),
+            "closer": marker(self.closer),
+            "reasoning": self.reasoning,
+            "prompt_tail": list(self.prompt_tail),
+            "prompt_tail_text": tokenizer.decode(self.prompt_tail) if tokenizer else None,
+            "role_headers": [list(header) for header in self.role_headers],
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Profile:
+        """Read what `as_dict` wrote."""
+
+        def marker(m: dict[str, Any] | None) -> Marker | None:
+            return None if m is None else Marker(m["text"], tuple(m["ids"]))
+
+        return cls(
+            vocab_size=data["vocab_size"],
+            declared_stop_ids=frozenset(data["declared_stop_ids"]),
+            stop_ids=frozenset(data["stop_ids"]),
+            opener=marker(data["opener"]),
+            closer=marker(data["closer"]),
+            reasoning=data["reasoning"],
+            prompt_tail=tuple(data["prompt_tail"]),
+            role_headers=tuple(tuple(header) for header in data["role_headers"]),
+        )
+
+    def open_position(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> int | None:
+        """The position after the opener if the prompt ends inside the reasoning, else None.
+
+        An opener counts when only whitespace follows it (``<think>\\n`` on Qwen). Where the
+        opener has no id of its own, its bytes are looked for; it may then share its last id
+        with the whitespace behind it, and the position is that of the next id.
+        """
+        if self.opener is None:
+            return None
+        first = max(0, len(prompt_ids) - _TAIL)
+        tail = list(prompt_ids[first:])
+        marker = self.opener.ids
+        if len(marker) == 1 and marker[0] not in tail:
+            return None
+        for at in range(len(tail) - len(marker), -1, -1):
+            if tuple(tail[at : at + len(marker)]) == marker:
+                end = at + len(marker)
+                return first + end if not tokenizer.join(tail[end:]).strip() else None
+        if len(marker) == 1:
+            return None
+        pieces = tokenizer.pieces(tail)
+        text, wanted = b"".join(pieces), self.opener.text.encode()
+        at = text.rfind(wanted)
+        if at < 0 or text[at + len(wanted) :].strip():
+            return None
+        ends = list(accumulate(map(len, pieces)))
+        return first + bisect_right(ends, at + len(wanted) - 1) + 1
+
+    def read(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> Reading:
+        """Take one generation apart. The texts come from ids and leave out the stop id."""
+        spans = self.spans(tokenizer, prompt_ids, output_ids)
+        start, end, content_start, closers = spans
+        n = len(prompt_ids)
+        ids = [*prompt_ids, *output_ids]
+        body_end = len(ids)
+        if output_ids and output_ids[-1] in self.stop_ids:
+            body_end -= 1
+        if start is None:
+            return Reading(
+                None, None, None, tokenizer.decode(ids[n:body_end]), content_start, closers
+            )
+        if end is None:
+            return Reading(start, None, tokenizer.decode(ids[start:body_end]), "", body_end, 0)
+        assert self.closer is not None
+        if self.closer.single is not None or tuple(ids[end:content_start]) == self.closer.ids:
+            reasoning = tokenizer.decode(ids[start:end])
+            content = tokenizer.decode(ids[content_start:body_end])
+        else:  # the closer shares ids with its neighbours: part the bytes, not the ids
+            whole = tokenizer.join(ids[start:body_end])
+            before, _, after = whole.partition(self.closer.text.encode())
+            reasoning = before.decode("utf-8", "replace")
+            content = after.decode("utf-8", "replace")
+        return Reading(start, end, reasoning, content, content_start, closers)
+
+    def spans(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> tuple[int | None, int | None, int, int]:
+        """Only the positions of `read`: (start, end, content_start, closers)."""
+        n = len(prompt_ids)
+        if self.opener is None or self.closer is None:
+            return None, None, n, 0
+        start = self.open_position(tokenizer, prompt_ids)
+        offset = 0
+        if start is None:
+            length = self._opened_by_model(tokenizer, output_ids)
+            if length is None:
+                return None, None, n, 0
+            start, offset = n + length, length
+        found = self._find_closers(tokenizer, output_ids, offset)
+        if not found:
+            return start, None, n + len(output_ids), 0
+        (first, after), count = found[0], len(found)
+        return start, n + first, n + after, count
+
+    def _opened_by_model(self, tokenizer: Tokenizer, output_ids: Sequence[int]) -> int | None:
+        """How many of the output's first ids make up an opener (whitespace may precede it)."""
+        assert self.opener is not None
+        marker = self.opener.ids
+        for at in range(min(4, len(output_ids))):
+            if tuple(output_ids[at : at + len(marker)]) == marker:
+                return at + len(marker)
+            if tokenizer.join(output_ids[at : at + 1]).strip():
+                break
+        if len(marker) == 1:
+            return None
+        pieces = tokenizer.pieces(output_ids[:_TAIL])
+        text = b"".join(pieces)
+        stripped = text.lstrip()
+        if not stripped.startswith(self.opener.text.encode()):
+            return None
+        end = len(text) - len(stripped) + len(self.opener.text.encode())
+        return bisect_right(list(accumulate(map(len, pieces))), end - 1) + 1
+
+    def _find_closers(
+        self, tokenizer: Tokenizer, output_ids: Sequence[int], offset: int
+    ) -> list[tuple[int, int]]:
+        """(first id, id after) of each closer in the output from `offset` on."""
+        assert self.closer is not None
+        single = self.closer.single
+        if single is not None:
+            found, at = [], offset - 1
+            for _ in range(output_ids.count(single)):
+                try:
+                    at = output_ids.index(single, at + 1)
+                except ValueError:  # the others stand before the offset
+                    break
+                found.append((at, at + 1))
+            return found
+        pieces = tokenizer.pieces(output_ids)
+        ends = list(accumulate(map(len, pieces)))
+        text, wanted = b"".join(pieces), self.closer.text.encode()
+        found = []
+        at = text.find(wanted, ends[offset - 1] if offset else 0)
+        while at >= 0:
+            first, after = bisect_right(ends, at), bisect_right(ends, at + len(wanted) - 1) + 1
+            found.append((first, after))
+            at = text.find(wanted, at + len(wanted))
+        return found
+
+
+def build_profile(
+    tokenizer: Tokenizer, template: ChatTemplate | None, *, stop_token_ids: Sequence[int] = ()
+) -> Profile:
+    """Find a target's profile from its files and by rendering. No server is asked."""
+    declared = frozenset(tokenizer.model.eos_ids)
+    eos = tokenizer.eos_id
+    tokenizer_eos = frozenset() if eos is None else frozenset((eos,))
+    if not declared:
+        declared = tokenizer_eos
+    stop_ids = declared | tokenizer_eos | frozenset(stop_token_ids)
+    prompt = _render(template, [{"role": "user", "content": "Hi"}]) or ""
+    opener, closer, reasoning = _find_markers(tokenizer, template, prompt)
+    bos = tokenizer.special_tokens_map.get("bos_token")
+    bos_id = None if bos is None else tokenizer.control.get(bos)
+    return Profile(
+        vocab_size=tokenizer.vocab_size,
+        declared_stop_ids=declared,
+        stop_ids=stop_ids,
+        opener=opener,
+        closer=closer,
+        reasoning=reasoning,
+        prompt_tail=tuple(tokenizer.encode(prompt)[-8:]),
+        role_headers=_role_headers(tokenizer, template, stop_ids),
+        bos_ids=() if bos_id is None else (bos_id,),
+    )
+
+
+def _render(template: ChatTemplate | None, messages: list[dict[str, Any]]) -> str | None:
+    if template is None:
+        return None
+    try:
+        return template.render(messages)
+    except TemplateRefusal:
+        return None
+
+
+def _find_markers(
+    tokenizer: Tokenizer, template: ChatTemplate | None, prompt: str
+) -> tuple[Marker | None, Marker | None, str]:
+    """The opener and closer, and what the generation prompt does with them.
+
+    An opener that the rendered prompt holds goes before one that only the template's text
+    holds, and that before one that is merely an added token of the vocabulary.
+    """
+    source = template.source if template is not None else ""
+    known = " ".join(tokenizer.control)
+    candidates: dict[str, None] = {}
+    for text in (prompt, source, known):
+        # Some templates name only the closer (DeepSeek-R1 splits answers at it).
+        for match in _OPENERS.findall(text.replace("</", "<")):
+            candidates[match] = None
+    best: tuple[Marker, Marker] | None = None
+    for text in candidates:
+        closer = _closer_of(text)
+        if closer not in source and closer not in tokenizer.control:
+            continue
+        pair = (
+            Marker(text, tuple(tokenizer.encode(text))),
+            Marker(closer, tuple(tokenizer.encode(closer))),
+        )
+        if text in prompt[-80:]:
+            return *pair, _state(prompt, text, closer)
+        best = best or pair
+    if best is None:
+        return None, None, "none"
+    return *best, _state(prompt, best[0].text, best[1].text)
+
+
+def _closer_of(opener: str) -> str:
+    special = {
+        "<|channel|>analysis<|message|>": "<|end|>",
+        "<|START_THINKING|>": "<|END_THINKING|>",
+        "<|inner_prefix|>": "<|inner_suffix|>",
+    }
+    if opener in special:
+        return special[opener]
+    return opener[0] + ("|/" + opener[2:] if opener.startswith("<|") else "/" + opener[1:])
+
+
+def _state(prompt: str, opener: str, closer: str) -> str:
+    tail = prompt.rstrip()
+    if tail.endswith(opener):
+        return "open"
+    return "closed" if tail.endswith(closer) else "none"
+
+
+_USER, _ANSWER, _PROBE = "qzuser", "qzanswer", "qzprobe"
+"""Words that no template writes itself, to find our own content in what it renders."""
+
+_LONGEST_HEADER = 8
+"""A longer one holds text of the template's own (gpt-oss's preamble) and proves nothing."""
+
+
+def _role_headers(
+    tokenizer: Tokenizer, template: ChatTemplate | None, stop_ids: frozenset[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Ids that begin a message of the user, the system or a tool, found by rendering.
+
+    Where the header's first control id never begins an assistant's message, that id alone is
+    the header (``<|im_user|>``); else the ids up to the content are (``<|im_start|>user``).
+    """
+    user = {"role": "user", "content": _USER}
+    answer = {"role": "assistant", "content": _ANSWER}
+    tool = {"role": "tool", "content": _PROBE, "tool_call_id": "functions.f:0", "name": "f"}
+    prompt = _render(template, [user]) or ""
+    assistant = tokenizer.encode(prompt[prompt.rfind(_USER) + len(_USER) :])
+    turn_end = assistant[0] if assistant else None  # gpt-oss: <|end|>, which is no stop id
+    headers: list[tuple[int, ...]] = []
+    for messages in (
+        [user, answer, {"role": "user", "content": _PROBE}],
+        [{"role": "system", "content": _PROBE}, user],
+        [user, answer, tool],
+    ):
+        text = _render(template, messages) or ""
+        ids = _header_before_probe(tokenizer, text, stop_ids, turn_end)
+        if ids and ids[0] not in assistant:
+            ids = ids[:1]
+        if ids and not any(ids[: len(known)] == known for known in headers):
+            headers.append(ids)
+    return tuple(header for header in headers if not _contains(assistant, header))
+
+
+def _header_before_probe(
+    tokenizer: Tokenizer, text: str, stop_ids: frozenset[int], turn_end: int | None
+) -> tuple[int, ...]:
+    """The ids between the end of the turn before and the probe, from a control id on.
+
+    Trailing space is left out, since it may share an id with the content behind it.
+    """
+    if _PROBE not in text:
+        return ()
+    before = text[: text.index(_PROBE)]
+    if _ANSWER in before:
+        before = before[before.rindex(_ANSWER) + len(_ANSWER) :]
+    ids = tokenizer.encode(before.rstrip())
+    control = set(tokenizer.control.values())
+    control.discard(tokenizer.control.get(tokenizer.special_tokens_map.get("bos_token", ""), -1))
+    last_stop = max((at for at, i in enumerate(ids) if i in stop_ids), default=-1)
+    ids = ids[last_stop + 1 :]
+    while ids and (ids[0] not in control or ids[0] == turn_end):
+        ids.pop(0)
+    return tuple(ids) if len(ids) <= _LONGEST_HEADER else ()
+
+
+def _contains(ids: Sequence[int], part: Sequence[int]) -> bool:
+    width = len(part)
+    return any(list(ids[at : at + width]) == list(part) for at in range(len(ids) - width + 1))

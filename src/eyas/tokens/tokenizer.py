@@ -1,0 +1,378 @@
+"""The target's tokenizer, loaded from its own files without running its code.
+
+Invariants: `encode` adds nothing that is not in the text (no second BOS); every declared
+control string encodes to exactly its own id, or loading fails; `pieces` joined over any ids
+are the bytes that those ids stand for, specials included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eyas.errors import TokenizerError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tiktoken.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+"""The files that decide what a text's ids are; their bytes belong to the fingerprint."""
+
+MODEL_FILES = ("config.json", "generation_config.json")
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*")
+
+
+@dataclass(slots=True, frozen=True)
+class ModelFiles:
+    """What config.json and generation_config.json say, as far as capturing needs it."""
+
+    vocab_size: int | None
+    """Rows of the embedding; often padded beyond the tokenizer."""
+    context_length: int | None
+    eos_ids: tuple[int, ...]
+    """Stop ids of config.json and generation_config.json, united as SGLang and vLLM do."""
+    sampling: dict[str, float]
+    """generation_config.json's temperature, top_p, top_k, min_p, repetition_penalty."""
+
+
+@dataclass(eq=False)
+class Tokenizer:
+    """One model's vocabulary, with the little of its configuration that goes with it."""
+
+    backend: Backend
+    source: str
+    """The directory, file or hub id that it was loaded from."""
+    special_tokens_map: dict[str, str]
+    """``bos_token`` and so on, as the chat template sees them."""
+    chat_template: str | None
+    files_hash: str
+    """SHA-256 over the names and bytes of the tokenizer's files."""
+    model: ModelFiles
+    control: dict[str, int] = field(init=False)
+    """Every added token (special or not): its text and its one id."""
+    size: int = field(init=False)
+    """Largest id + 1."""
+
+    def __post_init__(self) -> None:
+        added = self.backend.get_added_tokens_decoder()
+        self.control = {token.content: index for index, token in sorted(added.items())}
+        vocabulary = self.backend.get_vocab(with_added_tokens=True)
+        self.size = max(vocabulary.values()) + 1
+
+    @property
+    def vocab_size(self) -> int:
+        """The bound for ids: the model's embedding if config.json tells it, else the tokenizer's.
+
+        The embedding is often padded beyond the tokenizer; where it is smaller, an id beyond
+        it would take the server down.
+        """
+        return self.model.vocab_size or self.size
+
+    @property
+    def eos_id(self) -> int | None:
+        """The tokenizer's own eos. Not to be trusted as *the* stop id: Kimi-K2.5's is 163585,
+        while its turns end with 163586."""
+        text = self.special_tokens_map.get("eos_token")
+        return None if text is None else self.backend.token_to_id(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a rendered text. Control strings in it become control ids, as in serving."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` for many texts at once, on as many threads as the machine has."""
+        batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in batch]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text with specials kept; bytes that are no UTF-8 become U+FFFD."""
+        table = self._bytes
+        if table is None:
+            return self.backend.decode(list(ids), skip_special_tokens=False)
+        return self.join(ids).decode("utf-8", "replace")
+
+    def join(self, ids: Sequence[int]) -> bytes:
+        """The bytes that ids stand for, specials included. Unknown ids stand for nothing."""
+        table = self._bytes
+        if table is None:
+            return self.backend.decode(list(ids), skip_special_tokens=False).encode()
+        try:
+            return b"".join(map(table.__getitem__, ids))
+        except IndexError:
+            return b"".join(table[i] if 0 <= i < len(table) else b"" for i in ids)
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """One byte string an id; joined they are what the ids stand for.
+
+        Where the decoder is not byte-level the pieces are cut from growing decodes, so that
+        spaces that depend on the neighbour stay right.
+        """
+        table = self._bytes
+        if table is not None:
+            return [table[i] if 0 <= i < len(table) else b"" for i in ids]
+        pieces, before = [], b""
+        for end in range(1, len(ids) + 1):
+            now = self.join(ids[:end])
+            pieces.append(now[len(before) :] if now.startswith(before) else b"")
+            before = now if now.startswith(before) else before
+        return pieces
+
+    def name(self, token_id: int) -> str:
+        """An id's text for messages, such as ``'</think>' (163607)``."""
+        text = self.decode([token_id])
+        return f"{text!r} ({token_id})"
+
+    @cached_property
+    def control_pattern(self) -> re.Pattern[str] | None:
+        """Finds a control string in text, or None where there are no control strings."""
+        if not self.control:
+            return None
+        longest_first = sorted(self.control, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)))
+
+    @cached_property
+    def _control_prefixes(self) -> tuple[str, ...]:
+        return tuple({text[:2] for text in self.control})
+
+    def has_control_text(self, text: str) -> bool:
+        """Whether a text holds a control string (the cheap test first: most texts do not)."""
+        if not any(prefix in text for prefix in self._control_prefixes):
+            return False
+        pattern = self.control_pattern
+        return pattern is not None and pattern.search(text) is not None
+
+    @cached_property
+    def _bytes(self) -> list[bytes] | None:
+        """Each id's bytes for byte-level vocabularies (GPT-2's byte alphabet), else None.
+
+        Joining a table's entries is several times faster than the backend's `decode`, which
+        every row would pay for. The table is used only if it agrees with `decode` on a text
+        with several scripts and on every control string.
+        """
+        if not self.backend.decoder or "ByteLevel" not in str(type(self.backend.decoder)):
+            return None
+        alphabet = {char: byte for byte, char in _byte_alphabet().items()}
+        table = [b""] * self.size
+        added = set(self.control.values())
+        for text, index in self.backend.get_vocab(with_added_tokens=False).items():
+            if index in added:  # its text is literal, not written in the byte alphabet
+                continue
+            try:
+                table[index] = bytes(alphabet[char] for char in text)
+            except KeyError:
+                return None
+        for text, index in self.control.items():
+            table[index] = text.encode()
+        sample = self.encode("Zürich 東京 🦅\n\tif x >= 10:\r\n  return 'naïve'") + list(
+            self.control.values()
+        )
+        joined = b"".join(table[i] for i in sample).decode("utf-8", "replace")
+        if joined != self.backend.decode(sample, skip_special_tokens=False):
+            return None
+        return table
+
+    def check_control_strings(self) -> None:
+        """Raise TokenizerError unless every control string is one id when encoded."""
+        texts = list(self.control)
+        for text, ids in zip(texts, self.encode_batch(texts), strict=True):
+            if ids != [self.control[text]]:
+                raise TokenizerError(
+                    f"tokenizer {self.source}: the control string {text!r} should be the one id "
+                    f"{self.control[text]}, but it encodes to {ids}. Prompts would be wrong; "
+                    "check that tokenizer.json and tokenizer_config.json belong together."
+                )
+
+
+def load_tokenizer(source: str, *, chat_template: str | None = None) -> Tokenizer:
+    """Load a tokenizer from a directory, a GGUF file or a hub id.
+
+    Args:
+        source: a directory with ``tokenizer.json`` (or Kimi's ``tiktoken.model``), a
+            ``.gguf`` file, or a hub id such as ``Qwen/Qwen3-8B``.
+        chat_template: a template's text that replaces the model's own.
+
+    Raises:
+        TokenizerError: if there is no such tokenizer, or it needs the model's own code.
+    """
+    path = Path(source)
+    if path.is_file() and path.suffix == ".gguf":
+        from eyas.tokens.gguf import tokenizer_from_gguf
+
+        tokenizer = tokenizer_from_gguf(path)
+    else:
+        tokenizer = _from_directory(path if path.is_dir() else _download(source), source)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    tokenizer.check_control_strings()
+    return tokenizer
+
+
+def _from_directory(directory: Path, source: str) -> Tokenizer:
+    quiet_transformers()
+    if (directory / "tokenizer.json").is_file():
+        backend, special, template = _load_fast(directory)
+    elif (directory / "tiktoken.model").is_file():
+        from eyas.tokens.tiktoken import load_tiktoken
+
+        backend, special = load_tiktoken(directory)
+        template = None
+    else:
+        backend, special, template = _load_any(directory, source)
+    return Tokenizer(
+        backend=backend,
+        source=source,
+        special_tokens_map=special,
+        chat_template=_template_file(directory) or template,
+        files_hash=hash_files(directory, TOKENIZER_FILES),
+        model=read_model_files(directory),
+    )
+
+
+def _load_fast(directory: Path) -> tuple[Backend, dict[str, str], str | None]:
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        loaded = PreTrainedTokenizerFast.from_pretrained(str(directory))
+    except Exception as error:  # its loaders raise anything from KeyError to RuntimeError
+        raise TokenizerError(
+            f"tokenizer {directory}: tokenizer.json or tokenizer_config.json cannot be read: "
+            f"{error}. Fetch the files again, or name another directory with --tokenizer."
+        ) from error
+    return loaded.backend_tokenizer, dict(loaded.special_tokens_map), _default_template(loaded)
+
+
+def _load_any(directory: Path, source: str) -> tuple[Backend, dict[str, str], str | None]:
+    """Older files (vocab.json, sentencepiece), converted by transformers; no remote code."""
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+        backend = loaded.backend_tokenizer
+    except Exception as error:
+        found = ", ".join(sorted(p.name for p in directory.iterdir())[:12]) or "nothing"
+        raise TokenizerError(
+            f"tokenizer {source}: no tokenizer.json or tiktoken.model there, and transformers "
+            f"cannot load what there is ({found}) without the model's own code. Give a "
+            "directory that holds the model's tokenizer files."
+        ) from error
+    return backend, dict(loaded.special_tokens_map), _default_template(loaded)
+
+
+def _default_template(loaded: Any) -> str | None:
+    template = loaded.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _template_file(directory: Path) -> str | None:
+    path = directory / "chat_template.jinja"
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _download(source: str) -> Path:
+    looks_like_path = source.startswith((".", "/", "~")) or source.count("/") != 1
+    if looks_like_path or not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        raise TokenizerError(
+            f"tokenizer {source!r}: no such directory. Give the directory that holds the "
+            "model's tokenizer.json (or tiktoken.model), or a hub id such as Qwen/Qwen3-8B."
+        )
+    quiet_transformers()
+    from huggingface_hub import snapshot_download
+
+    wanted = [*TOKENIZER_FILES, *MODEL_FILES, *TEMPLATE_FILES]
+    try:
+        return Path(snapshot_download(source, allow_patterns=wanted))
+    except Exception as error:  # offline, unknown, gated: the hub's errors share no base
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise TokenizerError(
+            f"tokenizer {source!r}: neither a directory here nor loadable from the hub "
+            f"({type(error).__name__}: {first_line[:200]}). Give a directory with the model's "
+            "tokenizer files, or check the name and the network."
+        ) from error
+
+
+def quiet_transformers() -> None:
+    """transformers says at import that torch is missing, which nobody here needs to know."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+
+def hash_files(directory: Path, names: Sequence[str]) -> str:
+    """SHA-256 over the names and bytes of those files that exist."""
+    h = hashlib.sha256()
+    for name in names:
+        path = directory / name
+        if path.is_file():
+            data = path.read_bytes()
+            h.update(f"{name}\0{len(data)}\0".encode())
+            h.update(data)
+    return h.hexdigest()
+
+
+def read_model_files(directory: Path) -> ModelFiles:
+    """Read config.json and generation_config.json; both may be absent."""
+    config = _read_json(directory / "config.json")
+    generation = _read_json(directory / "generation_config.json")
+    text = config.get("text_config")
+    inner: dict[str, Any] = text if isinstance(text, dict) else {}
+    eos: dict[int, None] = {}
+    for value in (config.get("eos_token_id", inner.get("eos_token_id")),
+                  generation.get("eos_token_id")):  # fmt: skip
+        for index in value if isinstance(value, list) else [value]:
+            if isinstance(index, int):
+                eos[index] = None
+    sampling = {
+        name: generation[name]
+        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        if isinstance(generation.get(name), int | float)
+    }
+    return ModelFiles(
+        vocab_size=_int(config.get("vocab_size", inner.get("vocab_size"))),
+        context_length=_int(
+            config.get("max_position_embeddings", inner.get("max_position_embeddings"))
+        ),
+        eos_ids=tuple(eos),
+        sampling=sampling,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise TokenizerError(f"{path} cannot be read as JSON: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """GPT-2's map from bytes to printable characters, as byte-level BPE files use it."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {byte: chr(byte) for byte in printable}
+    for extra, byte in enumerate(b for b in range(256) if b not in alphabet):
+        alphabet[byte] = chr(256 + extra)
+    return alphabet
