@@ -17,7 +17,7 @@ from typing import Any
 
 from eyas.config import CaptureConfig, config_yaml
 from eyas.engines import Engine, Sampling, ServerInfo, connect
-from eyas.errors import ConfigError, EyasError
+from eyas.errors import ConfigError, EyasError, ServerUnreachable
 from eyas.readers import PromptReader
 from eyas.store import (
     Ledger,
@@ -98,9 +98,7 @@ async def open_session(
     profile = build_profile(tokenizer, template, stop_token_ids=config.stop_token_ids)
     _check_stop_ids(config, profile)
     sampling = resolve_sampling(config, tokenizer)
-    engine = await connect(
-        config.url, engine=config.engine, sampling=sampling, api_key=_api_key(config)
-    )
+    engine = await _connect(config, sampling)
     try:
         info = await engine.identify()
         for warning in info.warnings:
@@ -113,6 +111,17 @@ async def open_session(
     except BaseException:
         await engine.close()
         raise
+
+
+async def _connect(config: CaptureConfig, sampling: Sampling) -> Engine:
+    key = _api_key(config)
+    try:
+        return await connect(config.url, engine=config.engine, sampling=sampling, api_key=key)
+    except ServerUnreachable as error:
+        raise ServerUnreachable(
+            f"{error}. Nothing was sent and nothing was changed: start the server or correct "
+            "--url, and run the same command again."
+        ) from error
 
 
 def _open_run(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -141,7 +142,8 @@ class HttpClient:
                 began = True
                 return response.status, response.headers, await response.read()
         except aiohttp.ClientConnectorError as error:
-            reason = error.os_error.strerror or str(error.os_error) or "no connection"
+            number = error.os_error.errno  # uvloop and asyncio word the same fault differently
+            reason = os.strerror(number).lower() if number and number > 0 else str(error.os_error)
             raise ServerUnreachable(
                 self._strike(f"nothing answers at {self.url} ({reason})")
             ) from error
