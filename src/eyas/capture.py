@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from eyas.session import Session, open_session
 from eyas.trace import Rejected
 
 _COUNT_REST_S = 10.0
+_LINES_REPORTED = 20
 _BACKLOG = 4096
 """Rows that may wait for the disk before workers wait too."""
 
@@ -143,6 +145,7 @@ class _Loop:
         self._tasks: list[asyncio.Task[None]] = []
         self._progress = Progress()
         self._reasons: dict[str, int] = {}
+        self._reported = Counter[bool]()
         self._began = time.monotonic()
         self._interrupted = False
         self._stopped: str | None = None
@@ -330,11 +333,20 @@ class _Loop:
     def _put(self, refused: list[Rejected], *traces: object) -> None:
         for row in refused:
             self._reasons[row.reason] = self._reasons.get(row.reason, 0) + 1
-            if self._reasons[row.reason] == 1:
-                where = f"{row.source}:{row.line}: " if row.id.startswith("line-") else ""
-                self._note(f"{where}{row.id} rejected: {row.reason}: {row.detail}")
+            self._report(row)
         if refused or traces:
             self._writer.put(*traces, *refused)  # type: ignore[arg-type]
+
+    def _report(self, row: Rejected) -> None:
+        """Name the first rows of each reason, and the first input lines; all are in rejected/."""
+        from_input = row.id.startswith("line-")
+        self._reported[from_input] += 1
+        if from_input and self._reported[True] <= _LINES_REPORTED:
+            self._note(f"{row.source}:{row.line}: {row.reason}: {row.detail}")
+        elif self._reasons[row.reason] == 1:
+            self._note(f"{row.id} rejected: {row.reason}: {row.detail}")
+        elif from_input and self._reported[True] == _LINES_REPORTED + 1:
+            self._note("more input lines cannot be used; all are in rejected/")
 
     # -- around it ---------------------------------------------------------------------------
 

@@ -98,9 +98,8 @@ async def open_session(
     profile = build_profile(tokenizer, template, stop_token_ids=config.stop_token_ids)
     _check_stop_ids(config, profile)
     sampling = resolve_sampling(config, tokenizer)
-    engine = await _connect(config, sampling)
+    engine, info = await _connect(config, sampling)
     try:
-        info = await engine.identify()
         for warning in info.warnings:
             say(warning)
         fingerprint = _fingerprint(config, tokenizer, template, info, sampling)
@@ -113,15 +112,22 @@ async def open_session(
         raise
 
 
-async def _connect(config: CaptureConfig, sampling: Sampling) -> Engine:
+async def _connect(config: CaptureConfig, sampling: Sampling) -> tuple[Engine, ServerInfo]:
+    """The engine and who it says it is."""
     key = _api_key(config)
+    engine: Engine | None = None
     try:
-        return await connect(config.url, engine=config.engine, sampling=sampling, api_key=key)
-    except ServerUnreachable as error:
-        raise ServerUnreachable(
-            f"{error}. Nothing was sent and nothing was changed: start the server or correct "
-            "--url, and run the same command again."
-        ) from error
+        engine = await connect(config.url, engine=config.engine, sampling=sampling, api_key=key)
+        return engine, await engine.identify()
+    except BaseException as error:
+        if engine is not None:
+            await engine.close()
+        if isinstance(error, ServerUnreachable):
+            raise ServerUnreachable(
+                f"{error}. Nothing was sent and nothing was changed: start the server or "
+                "correct --url, and run the same command again."
+            ) from error
+        raise
 
 
 def _open_run(
@@ -170,7 +176,7 @@ def _open_run(
         manifest.servers = [_server_record(info)]
         manifest.versions = {name: _version(name) for name in _LIBRARIES}
         manifest.inputs = list(reader.files)
-        write_bytes(out / "config.yaml", config_yaml(_resolved(config, sampling)))
+        write_bytes(out / "config.yaml", config_yaml(_resolved(config, sampling, template)))
         manifest.save(out)
         seal_leftovers(out)
         run = Run(out)
@@ -208,10 +214,16 @@ def resolve_sampling(config: CaptureConfig, tokenizer: Tokenizer) -> Sampling:
     return Sampling(**said, stop_token_ids=tuple(config.stop_token_ids))  # type: ignore[arg-type]
 
 
-def _resolved(config: CaptureConfig, sampling: Sampling) -> CaptureConfig:
+def _resolved(
+    config: CaptureConfig, sampling: Sampling, template: ChatTemplate | None
+) -> CaptureConfig:
+    """The configuration with what was decided for the user filled in."""
     values = sampling.as_dict()
     chosen = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return config.model_copy(update={name: values[name] for name in chosen})
+    update: dict[str, Any] = {name: values[name] for name in chosen}
+    if template is not None and template.shows_date:
+        update["date"] = template.date
+    return config.model_copy(update=update)
 
 
 def _fingerprint(
