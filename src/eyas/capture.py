@@ -121,7 +121,10 @@ class _Loop:
             say=self._note,
         )
         self._checker = Checker(
-            session.tokenizer, session.profile, config.on_missing_closer == "keep"
+            session.tokenizer,
+            session.profile,
+            keep_missing_closer=config.on_missing_closer == "keep",
+            want_logprobs=config.logprobs,
         )
         self._refused_marks = frozenset(config.reject)
         self._common = {
@@ -219,13 +222,17 @@ class _Loop:
     async def _fill(self, queue: asyncio.Queue[Job | None]) -> None:
         """Keep the queue filled; reading, rendering and tokenizing happen on a thread."""
         loop = asyncio.get_running_loop()
-        while not self._feed.ended:
-            jobs, refused = await loop.run_in_executor(self._threads, self._feed.next_batch)
-            self._put(refused)
-            for job in jobs:
-                await queue.put(job)
-        for _ in range(self._session.concurrency):
-            await queue.put(None)
+        try:
+            while not self._feed.ended:
+                jobs, refused = await loop.run_in_executor(self._threads, self._feed.next_batch)
+                self._put(refused)
+                for job in jobs:
+                    await queue.put(job)
+            for _ in range(self._session.concurrency):
+                await queue.put(None)
+        except Exception:
+            self._cancel()
+            raise
 
     async def _work(self, queue: asyncio.Queue[Job | None]) -> None:
         """Take jobs, one request at a time, until there are none."""
@@ -235,7 +242,7 @@ class _Loop:
                     pass
                 while self._writer.backlog > _BACKLOG:
                     await asyncio.sleep(0.02)
-        except EyasError:
+        except Exception:
             self._cancel()
             raise
 
@@ -258,7 +265,7 @@ class _Loop:
             rows = self._feed.refuse(job, failed.reason, str(failed))
             rows[0].tries, rows[0].text = failed.tries, failed.seen or None
             rows[0].seed, rows[0].max_new_tokens = request.seed, request.max_new_tokens
-            rows[0].server = self._pool.engine.url
+            rows[0].server = self._pool.url
             self._put(rows)
             return False
         verdict = self._checker.judge(job.prompt_ids, generation)
@@ -280,7 +287,7 @@ class _Loop:
             seed=request.seed,
             max_new_tokens=request.max_new_tokens,
             logprobs=generation.logprobs,
-            server=self._pool.engine.url,
+            server=self._pool.url,
             weight_version=generation.weight_version,
             finished_at=time.time(),
             **self._common,
@@ -327,7 +334,7 @@ class _Loop:
         row.finish_reason = generation.finish_reason
         row.marks = marks
         row.seed, row.max_new_tokens = request.seed, request.max_new_tokens
-        row.server, row.weight_version = self._pool.engine.url, generation.weight_version
+        row.server, row.weight_version = self._pool.url, generation.weight_version
         return rows
 
     def _put(self, refused: list[Rejected], *traces: object) -> None:

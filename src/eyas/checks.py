@@ -29,6 +29,7 @@ REFUSALS: dict[str, str] = {
     "stop_text": "the engine stopped at a text, not at an id",
     "stop_id": "the last output id is not the one that the engine stopped at, or no stop id",
     "stop_inside": "a stop id stands before the last output id",
+    "no_logprobs": "log-probabilities were asked for, and the engine gave none",
     "logprob_ids": "the ids of the log-probabilities are not the output ids",
     "text": "the engine's text is not what the output ids decode to",
     "missing_closer": "the reasoning was opened, and the turn ended without its closer",
@@ -78,6 +79,7 @@ class Checker:
     tokenizer: Tokenizer
     profile: Profile
     keep_missing_closer: bool = False
+    want_logprobs: bool = False
 
     def judge(self, prompt_ids: list[int], generation: Generation) -> Verdict:
         """Check one answer against the prompt that was sent.
@@ -168,6 +170,8 @@ class Checker:
         return None
 
     def _second_account(self, g: Generation) -> tuple[str, str] | None:
+        if self.want_logprobs and g.logprob_ids is None:
+            return "no_logprobs", "log-probabilities were asked for, and the engine gave none"
         if g.logprob_ids is not None and g.logprob_ids != g.output_ids:
             at = _first_difference(g.output_ids, g.logprob_ids)
             return "logprob_ids", f"log-probabilities and output ids differ at output id {at}"

@@ -8,6 +8,7 @@ a run ago.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -116,11 +117,13 @@ class Feed:
         self._limit = limit
         self._common = common or {}
         self._taken = 0
+        self._reading = threading.Lock()
         self.ended = False
 
     def next_batch(self) -> tuple[list[Job], list[Rejected]]:
         """The jobs and refused rows of the next stretch of the input; sets `ended` at its end."""
-        waiting, refused = self._meet_next()
+        with self._reading:
+            waiting, refused = self._meet_next()
         self._recall([job for job in waiting if job.turn])
         ready: list[Job] = []
         texts: list[str] = []
@@ -164,7 +167,8 @@ class Feed:
         """Read on without preparing anything, only to count; False if time ran out."""
         deadline = time.monotonic() + seconds
         while not self.ended:
-            self._meet_next()
+            with self._reading:
+                self._meet_next()
             if time.monotonic() > deadline:
                 return False
         return True

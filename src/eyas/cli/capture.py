@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,10 @@ def run_capture(config: Any, *, archive: bool = False, as_json: bool = False) ->
         print(json.dumps({**asdict(summary), "exit_code": summary.exit_code}))
     else:
         print_summary(summary)
+    if summary.interrupted:  # a thread may still wait for standard input, and would be joined
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(summary.exit_code)
     return summary.exit_code
 
 

@@ -11,6 +11,8 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
 
 from eyas.engines.base import Engine, Generation, Request, ServerInfo
 from eyas.errors import (
@@ -27,7 +29,48 @@ from eyas.errors import (
 _OVERLOADED = frozenset((408, 425, 429, 502, 503, 504))
 """Statuses that tell of the server or a proxy, not of the request."""
 _CONCERNS_ALL = frozenset((401, 403, 404))
+_TURNED_AWAY = 12
+"""How often a busy server may turn one request away while it serves others (over a minute)."""
+_WORKING_S = 10.0
+"""A request that is held this long is being worked on."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
+
+
+@dataclass(slots=True)
+class _Tries:
+    """What one request has met so far."""
+
+    allowed: int
+    met: list[str] = field(default_factory=list)
+    turned_away: int = 0
+    next_pause_s: float = _FIRST_PAUSE_S
+
+    @property
+    def last(self) -> bool:
+        """Whether the next failure that counts is the last."""
+        return len(self.met) + 1 >= self.allowed
+
+    def met_with(self, error: EngineError) -> bool:
+        """Count a failure; true if it was the last."""
+        self.met.append(str(error))
+        return len(self.met) >= self.allowed or self.turned_away >= _TURNED_AWAY
+
+    def failure(self, error: EngineError) -> RowFailed:
+        """The row's end. Where the connection broke and nothing was said it stays pending."""
+        return RowFailed(
+            f"{error} (try {len(self.met) + self.turned_away})",
+            reason=error.reason,
+            tries=self.met,
+            seen=getattr(error, "seen", ""),
+            pending=isinstance(error, TransportError),
+        )
+
+    def pause(self, error: EngineError) -> float:
+        """Seconds until the next try: what the server asked for, else growing, with jitter."""
+        asked = error.retry_after if isinstance(error, BusyError) else None
+        pause = self.next_pause_s * random.uniform(0.5, 1.5) if asked is None else asked
+        self.next_pause_s = min(2 * self.next_pause_s, _LONGEST_PAUSE_S)
+        return pause
 
 
 class Pool:
@@ -61,8 +104,19 @@ class Pool:
         self._watch: asyncio.Task[None] | None = None
         self._stopped: CaptureStopped | None = None
         self._answered = 0
-        self._last_answer = time.monotonic()
-        self.in_flight = 0
+        self._failing_since: float | None = None
+        self._sent: dict[int, float] = {}
+        self._numbers = count()
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self.engine.url
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were sent and are not answered."""
+        return len(self._sent)
 
     async def generate(self, request: Request) -> Generation:
         """Generate, trying again as long as that makes sense.
@@ -71,57 +125,53 @@ class Pool:
             RowFailed: this request cannot be answered.
             CaptureStopped: no request can be now.
         """
-        met: list[str] = []
-        pause = _FIRST_PAUSE_S
+        tries = _Tries(self._tries)
         while True:
             await self._up.wait()
             if self._stopped is not None:
                 raise self._stopped
             answered_before = self._answered
-            self.in_flight += 1
             try:
-                generation = await self.engine.generate(request)
-                if generation.finish_reason in ("stop", "length"):
-                    self._answered += 1
-                    self._last_answer = time.monotonic()
-                    self._same_weights(generation.weight_version)
-                    return generation
-                error: EngineError = MalformedAnswer(
-                    f"the engine's finish reason is {generation.finish_reason}",
-                    reason="finish_reason",
-                )
-                if len(met) + 1 >= self._tries:
-                    return generation  # the checks refuse it and keep its partial ids
+                generation = await self._attempt(request)
             except ServerUnreachable as gone:
                 self._went_down(gone)
                 continue
             except RequestRefused as refused:
                 if refused.status in _CONCERNS_ALL:
-                    raise self._stop(
-                        f"{self.engine.url} refuses every request: {refused}"
-                    ) from None
-                raise RowFailed(str(refused), reason=refused.reason, tries=met) from refused
+                    raise self._stop(f"{self.url} refuses every request: {refused}") from None
+                raise RowFailed(str(refused), reason=refused.reason, tries=tries.met) from refused
             except EngineError as failed:
                 error = failed
-            finally:
-                self.in_flight -= 1
+            else:
+                if generation.finish_reason in ("stop", "length") or tries.last:
+                    return generation  # an abort goes to the checks, which keep its ids
+                error = MalformedAnswer(
+                    f"the engine's finish reason is {generation.finish_reason}",
+                    reason="finish_reason",
+                )
             if isinstance(error, BusyError) and error.status in _OVERLOADED:
                 self._check_patience(error)
-                if self._answered == answered_before:  # nobody is served: it is not this row
-                    await self._sleep(pause, error)
-                    pause = min(2 * pause, _LONGEST_PAUSE_S)
-                    continue
-            met.append(str(error))
-            if len(met) >= self._tries:
-                raise RowFailed(
-                    f"{error} (try {len(met)} of {self._tries})",
-                    reason=error.reason,
-                    tries=met,
-                    seen=getattr(error, "seen", ""),
-                    pending=isinstance(error, TransportError),
-                )
-            await self._sleep(pause, error)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+                tries.turned_away += self._answered != answered_before
+                counts = tries.turned_away >= _TURNED_AWAY
+            else:
+                counts = True
+            if counts and tries.met_with(error):
+                raise tries.failure(error) from error
+            await asyncio.sleep(tries.pause(error))
+
+    async def _attempt(self, request: Request) -> Generation:
+        """Send a request once."""
+        number = next(self._numbers)
+        self._sent[number] = time.monotonic()
+        try:
+            generation = await self.engine.generate(request)
+        finally:
+            del self._sent[number]
+        if generation.finish_reason in ("stop", "length"):
+            self._answered += 1
+            self._failing_since = None
+            self._same_weights(generation.weight_version)
+        return generation
 
     async def close(self) -> None:
         """End the watch, if there is one, and close the connections."""
@@ -129,23 +179,27 @@ class Pool:
             self._watch.cancel()
         await self.engine.close()
 
-    async def _sleep(self, pause: float, error: EngineError) -> None:
-        asked = error.retry_after if isinstance(error, BusyError) else None
-        await asyncio.sleep(asked if asked is not None else pause * random.uniform(0.5, 1.5))
-
     def _check_patience(self, error: EngineError) -> None:
-        silent = time.monotonic() - self._last_answer
-        if silent > self._give_up_after_s:
+        """Stop if the server only turns requests away, and works on none, for too long."""
+        now = time.monotonic()
+        if self._failing_since is None or any(
+            now - sent > _WORKING_S for sent in self._sent.values()
+        ):
+            self._failing_since = now
+        failing = now - self._failing_since
+        if failing > self._give_up_after_s:
             raise self._stop(
-                f"{self.engine.url} answered no request for {silent:.0f} s ({error}); the rest "
+                f"{self.url} answered no request for {failing:.0f} s ({error}); the rest "
                 "stays pending. Run the same command again to go on."
             )
 
     def _same_weights(self, now: str | None) -> None:
         was = self.info.weight_version
+        if was is None:
+            self.info.weight_version = now
         if was is not None and now is not None and now != was:
             raise self._stop(
-                f"{self.engine.url} now generates with weights version {now!r}, and the run began "
+                f"{self.url} now generates with weights version {now!r}, and the run began "
                 f"with {was!r}; rows of both must not be mixed. Serve {was!r} again, or begin a "
                 "new run."
             )
@@ -176,7 +230,6 @@ class Pool:
                 )
                 return
         await self._recognise()
-        self._last_answer = time.monotonic()
         self._up.set()
 
     async def _recognise(self) -> None:
@@ -189,10 +242,10 @@ class Pool:
             self._stop(str(unsuitable))
             return
         if self.info.model is not None and now.model not in (None, self.info.model):
-            self._stop(f"{self.engine.url} came back with {now.model}, not {self.info.model}")
+            self._stop(f"{self.url} came back with {now.model}, not {self.info.model}")
         else:
             self._same_weights_or_stop(now.weight_version)
-            self._say(f"{self.engine.url} answers again")
+            self._say(f"{self.url} answers again")
 
     def _same_weights_or_stop(self, version: str | None) -> None:
         try:
