@@ -21,8 +21,6 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, FileNotFoundError | FileExistsError):
-            raise
         room = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
         said = room.get(error.errno or 0, error.strerror or str(error))
         raise DiskFull(

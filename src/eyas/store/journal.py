@@ -39,14 +39,13 @@ class Segment:
     def __init__(self, directory: Path, number: int) -> None:
         self.number = number
         self.path = directory / segment_name(number)
-        self.rows = 0
         self.bytes = 0
         with disk_errors(self.path):
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             sync_directory(directory)
 
-    def append(self, lines: list[bytes]) -> None:
-        """Write lines and make them durable; only after it returns are they done.
+    def write(self, lines: list[bytes]) -> None:
+        """Hand lines to the system: they survive the process, but not yet a power loss.
 
         Raises:
             DiskFull: nothing of this call may then be counted as done.
@@ -56,9 +55,16 @@ class Segment:
             view = memoryview(data)
             while view:
                 view = view[os.write(self._file, view) :]
-            os.fsync(self._file)
-        self.rows += len(lines)
         self.bytes += len(data)
+
+    def sync(self) -> None:
+        """Make all lines durable; only after it returns are they done.
+
+        Raises:
+            DiskFull: the lines since the last sync may not be counted as done.
+        """
+        with disk_errors(self.path):
+            os.fsync(self._file)
 
     def close(self) -> None:
         """Close the file. It is sealed by its path."""

@@ -1,7 +1,9 @@
 """The one writer of a run: rows go to the journal, are made durable in groups, and are sealed.
 
-Invariants: `done` and `rejected` count durable rows only; rows that are put together are
-written together; after a failure nothing more is written and nothing unwritten is counted.
+Invariants: `done` and `rejected` count durable (fsynced) rows only; rows that are put together
+are written together; after a failure nothing more is written and nothing unwritten is counted.
+Rows reach the system within some milliseconds, so that a killed process loses next to none,
+and the disk in groups, so that one fsync serves many.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from eyas.store.parts import REJECTED, TRACES, part_number, parts, seal
 from eyas.trace import Rejected, Trace
 
 SYNC_EVERY_S = 0.2
+GATHER_S = 0.01
+"""How long rows are gathered before they are written."""
 SEAL_BYTES = 64 * 2**20
 
 
@@ -47,7 +51,11 @@ class Writer:
         self._queue: list[Trace | Rejected] = []
         self._changed = threading.Condition()
         self._closing = False
-        self._busy = False
+        self._flushing = False
+        self._unsynced = [0, 0]
+        """Traces and refused rows that were written since the last sync."""
+        self._synced_at = 0.0
+        self._idle = True
         self._segment: Segment | None = None
         self._next = 1 + max(
             [number for number, _ in segments(run / "journal")]
@@ -81,7 +89,10 @@ class Writer:
             EyasError: the failure that stopped the writer.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self.error or not (self._queue or self._busy))
+            self._flushing = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.error or (self._idle and not self._queue))
+            self._flushing = False
             if self.error is not None:
                 raise self.error
 
@@ -100,8 +111,15 @@ class Writer:
 
     def _work(self) -> None:
         try:
-            while rows := self._next_rows():
-                self._write(rows)
+            while True:
+                rows = self._next_rows()
+                if rows:
+                    self._write(rows)
+                if self._sync_is_due():
+                    self._sync()
+                if self._closing and not self._queue:
+                    break
+            self._sync()
             self._seal()
         except EyasError as error:
             self._fail(error)
@@ -116,17 +134,23 @@ class Writer:
             self.on_error()
 
     def _next_rows(self) -> Sequence[Trace | Rejected]:
-        """The rows to write next; none when closing and all is written."""
+        """Wait for rows, or until a sync is due, or the end; gather what comes meanwhile."""
+
+        def wanted() -> bool:
+            return bool(self._queue or self._closing or self._flushing)
+
         with self._changed:
-            self._busy = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            if not self._closing:  # gather what comes meanwhile, so that one fsync serves many
-                deadline = time.monotonic() + self._sync_every_s
-                self._changed.wait_for(lambda: self._closing, timeout=max(
-                    0.0, deadline - time.monotonic()))  # fmt: skip
+            if any(self._unsynced):
+                left = self._synced_at + self._sync_every_s - time.monotonic()
+                self._changed.wait_for(wanted, timeout=max(0.0, left))
+            else:
+                self._idle = True
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                self._idle = False
+            if self._queue and not (self._closing or self._flushing):
+                self._changed.wait_for(lambda: self._closing or self._flushing, timeout=GATHER_S)
             rows, self._queue = self._queue, []
-            self._busy = bool(rows)
             return rows
 
     def _write(self, rows: Sequence[Trace | Rejected]) -> None:
@@ -134,10 +158,27 @@ class Writer:
         if self._segment is None:
             self._segment = Segment(self.run / "journal", self._next)
             self._next += 1
-        self._segment.append([encode_line(row) for row in rows])
+        if not any(self._unsynced):
+            self._synced_at = time.monotonic()
+        self._segment.write([encode_line(row) for row in rows])
         refused = sum(isinstance(row, Rejected) for row in rows)
-        self.rejected += refused
-        self.done += len(rows) - refused
+        self._unsynced[0] += len(rows) - refused
+        self._unsynced[1] += refused
+
+    def _sync_is_due(self) -> bool:
+        if not any(self._unsynced):
+            return False
+        waited = time.monotonic() - self._synced_at
+        return self._flushing or waited >= self._sync_every_s
+
+    def _sync(self) -> None:
+        if self._segment is None or not any(self._unsynced):
+            return
+        self._segment.sync()
+        done, rejected = self._unsynced
+        self._unsynced = [0, 0]
+        self.done += done
+        self.rejected += rejected
         if self._segment.bytes >= self._seal_bytes:
             self._seal()
 

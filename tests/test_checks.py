@@ -1,0 +1,118 @@
+"""Checks and marks one by one, on answers made by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eyas.checks import MARKS, REFUSALS, Checker, bad_prompt_id, is_loop
+from eyas.engines import Generation
+from eyas.tokens import Profile, Tokenizer
+
+PROMPT = [508, 80, 506, 509, 510]
+
+
+def generation(ids: list[int], **more: object) -> Generation:
+    values: dict[str, object] = {
+        "output_ids": ids,
+        "finish_reason": "stop",
+        "matched": ids[-1] if ids else None,
+        "prompt_tokens": len(PROMPT),
+        "completion_tokens": len(ids),
+        **more,
+    }
+    return Generation(**values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def checker(tokenizer: Tokenizer, profile: Profile) -> Checker:
+    return Checker(tokenizer, profile)
+
+
+def test_an_honest_answer_passes(checker: Checker) -> None:
+    verdict = checker.judge(PROMPT, generation([70, 71, 511, 72, 506]))
+    assert (verdict.refusal, verdict.marks, verdict.complete) == (None, [], True)
+    assert (verdict.reasoning_start, verdict.reasoning_end, verdict.stop_id) == (5, 7, 506)
+
+
+def test_a_stop_id_at_the_cap_counts_as_complete(checker: Checker) -> None:
+    verdict = checker.judge(PROMPT, generation([70, 511, 71, 506], finish_reason="length"))
+    assert (verdict.refusal, verdict.marks, verdict.complete) == (None, ["eos_at_cap"], True)
+
+
+def test_ids_after_a_stop_id_are_refused_at_the_cap_too(checker: Checker) -> None:
+    verdict = checker.judge(PROMPT, generation([70, 511, 506, 71], finish_reason="length"))
+    assert verdict.refusal == "stop_inside"
+
+
+def test_reasoning_that_the_budget_cut_is_no_empty_answer(checker: Checker) -> None:
+    verdict = checker.judge(PROMPT, generation([70] * 9, finish_reason="length"))
+    assert verdict.marks == ["truncated", "reasoning_truncated"]
+    assert not verdict.complete
+
+
+def test_llama_cpp_does_not_name_the_id_it_stopped_at(checker: Checker) -> None:
+    good = generation([70, 511, 71, 506], matched=None, names_stop=False)
+    assert checker.judge(PROMPT, good).refusal is None
+    bad = generation([70, 511, 71, 72], matched=None, names_stop=False)
+    assert checker.judge(PROMPT, bad).refusal == "stop_id"
+
+
+@pytest.mark.parametrize(
+    "shown", ["{plain}", "{plain}<|end|>", "{skipped}"], ids=["trimmed", "whole", "no specials"]
+)
+def test_texts_that_engines_make_of_the_same_ids(
+    shown: str, checker: Checker, tokenizer: Tokenizer
+) -> None:
+    ids = [*tokenizer.encode("so it is"), 511, *tokenizer.encode("4 é"), 506]
+    text = shown.format(
+        plain=tokenizer.decode(ids[:-1]),
+        skipped=tokenizer.backend.decode(ids, skip_special_tokens=True),
+    )
+    assert checker.judge(PROMPT, generation(ids, text=text)).refusal is None
+    assert checker.judge(PROMPT, generation(ids, text=text + "!")).refusal == "text"
+
+
+def test_half_characters_are_no_difference(checker: Checker, tokenizer: Tokenizer) -> None:
+    half = tokenizer.encode("é")[:1]
+    ids = [70, 511, *half]
+    shown = tokenizer.decode([70, 511]) + "\ufffd\ufffd"
+    verdict = checker.judge(PROMPT, generation(ids, finish_reason="length", text=shown))
+    assert verdict.refusal is None
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=20), st.integers(0, 60))
+def test_a_repeated_stretch_to_the_end_is_a_loop(stretch: list[int], before: int) -> None:
+    repeats = 4 + -(-64 // len(stretch)) + 1
+    assert is_loop([401 + n for n in range(before)] + stretch * repeats)
+
+
+@given(st.lists(st.integers(), unique=True, max_size=300))
+def test_distinct_ids_are_no_loop(ids: list[int]) -> None:
+    assert not is_loop(ids)
+
+
+def test_a_rule_of_dashes_is_no_loop() -> None:
+    assert not is_loop([*range(100), *[7] * 40])
+    assert is_loop([*range(100), *[7] * 70])
+
+
+@pytest.mark.parametrize(
+    ("ids", "at"), [([0, 511], None), ([0, 512], 1), ([-1], 0), ([0, 2**40], 1), ([0, "1"], 1)]
+)
+def test_ids_that_must_not_be_sent(ids: list[int], at: int | None) -> None:
+    assert bad_prompt_id(ids, 512) == at
+
+
+def test_a_doubled_bos_is_marked(tokenizer: Tokenizer, profile: Profile) -> None:
+    from dataclasses import replace
+
+    checker = Checker(tokenizer, replace(profile, bos_ids=(505,)))
+    prompt = [505, 505, *PROMPT]
+    verdict = checker.judge(prompt, generation([70, 511, 71, 506], prompt_tokens=len(prompt)))
+    assert verdict.marks == ["doubled_bos"]
+
+
+def test_names_are_told_apart() -> None:
+    assert not REFUSALS.keys() & MARKS.keys()
