@@ -31,6 +31,8 @@ END, OPENER, CLOSER = 506, 510, 511
 class Target:
     """The pretended model: what it answers to a prompt of the demo tokenizer."""
 
+    end = END
+
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer or load_tokenizer(str(TARGET))
         control = set(self.tokenizer.control.values())
@@ -53,7 +55,7 @@ class Target:
         prompt = body["input_ids"]
         ids = self.right_ids(prompt)
         budget = body["sampling_params"]["max_new_tokens"]
-        finish: Answer = {"type": "stop", "matched": END}
+        finish: Answer = {"type": "stop", "matched": self.end}
         if len(ids) > budget:
             ids, finish = ids[:budget], {"type": "length", "length": budget}
         shown = ids[:-1] if finish["type"] == "stop" else ids

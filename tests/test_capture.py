@@ -16,6 +16,8 @@ from fault_server import FaultServer, Target
 class Kimi(Target):
     """Answers in Kimi's ids."""
 
+    end = 163586
+
     def right_ids(self, prompt: list[int]) -> list[int]:
         ids = super().right_ids(prompt)
         return [{511: 163607, 506: 163586}.get(i, i + 1000) for i in ids]
@@ -53,7 +55,7 @@ def test_kimi_on_two_turn_prompts(shared: Path, tmp_path: Path) -> None:
         assert prompt[-1] == 163606
         assert prompt == tokenizer.encode(template.render(json.loads(messages)))
         assert json.loads(messages)[-1]["content"] == asked[name]["turns"][turn]
-        assert (start, prompt + output)[0] == len(prompt)
+        assert start == len(prompt)
         assert (prompt + output)[end] == 163607
         assert json.loads(metadata)["category"] == asked[name]["category"]
     assert len({row[0] for row in rows}) == 80
