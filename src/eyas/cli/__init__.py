@@ -21,10 +21,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Capture the exact token sequences that a large language model generates.",
-    epilog=(
-        "Try it without a GPU or a server: eyas demo. "
-        "Exit codes: 0 all done, 2 usage, 3 some rejected, 4 some pending, 130 interrupted."
-    ),
+    epilog="""\b
+Examples:
+  eyas demo                      try it without a GPU or a server
+  eyas capture --help            what a capture can be told
+
+Exit codes: 0 all done, 2 usage, 3 some rejected, 4 some pending, 130 interrupted.
+""",
 )
 
 
@@ -52,7 +55,7 @@ for module in (capture, demo, show, stats, export):
 def main() -> None:
     """The ``eyas`` command."""
     try:
-        app()
+        app(prog_name="eyas")
     except EyasError as error:
         print(f"eyas: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -13,12 +13,13 @@ import typer
 from eyas.errors import ConfigError
 
 NAME = "capture"
-EPILOG = (
-    "Examples:  eyas capture prompts.jsonl --out run --url http://127.0.0.1:30000 "
-    "--tokenizer /models/Kimi-K2.5 --template-kwargs '{\"thinking\": true}'   |   "
-    "eyas capture 'data/*.parquet' --out run --url HOST:30000 --tokenizer Qwen/Qwen3-8B --n 4   |   "
-    "eyas capture --config run/config.yaml"
-)
+EPILOG = """\b
+Examples:
+  eyas capture prompts.jsonl --out run --url http://127.0.0.1:30000 \\
+    --tokenizer /models/Kimi-K2.5 --template-kwargs '{"thinking": true}'
+  eyas capture 'data/*.parquet' --out run --url HOST:30000 --tokenizer Qwen/Qwen3-8B --n 4
+  eyas capture --config run/config.yaml --out another-run
+"""
 
 
 def command(

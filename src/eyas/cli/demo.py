@@ -11,7 +11,11 @@ import typer
 from eyas.errors import ConfigError
 
 NAME = "demo"
-EPILOG = "Examples:  eyas demo   |   eyas demo --model smollm2"
+EPILOG = """\b
+Examples:
+  eyas demo
+  eyas demo --model smollm2
+"""
 
 
 def command(

@@ -7,7 +7,10 @@ import json
 import typer
 
 NAME = "export"
-EPILOG = "Examples:  eyas export run --to jsonl --out train.jsonl --only stop --max-length 8192"
+EPILOG = """\b
+Examples:
+  eyas export run --to jsonl --out train.jsonl --only stop --max-length 8192
+"""
 
 
 def command(

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from eyas.trace import Rejected, Trace
 
 NAME = "show"
-EPILOG = "Examples:  eyas show run   |   eyas show run 81/0/1 --ids   |   eyas show run --json"
+EPILOG = """\b
+Examples:
+  eyas show run
+  eyas show run 81/0/1 --ids
+  eyas show run --json
+"""
 
 
 def command(

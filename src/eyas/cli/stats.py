@@ -8,7 +8,11 @@ from typing import Any
 import typer
 
 NAME = "stats"
-EPILOG = "Examples:  eyas stats run   |   eyas stats run --json | jq .finish_reasons"
+EPILOG = """\b
+Examples:
+  eyas stats run
+  eyas stats run --json
+"""
 
 
 def command(
