@@ -4,7 +4,8 @@
 
 Without a run a small one is captured first (see 01_capture.py). For each trace the training
 sequence is made in the four ways that people make it, and compared with what the model was given
-and generated.
+and generated. The tiny model cuts its few words in one way only, so that decoding does it little
+harm; the last way drops its reasoning, as it does with any model whose template leaves it out.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from eyas import ChatTemplate, Profile, Run, Tokenizer, Trace, load_tokenizer
 
 WAYS = {
     "ids joined as ids": "what a run holds",
-    "output decoded, encoded again, joined": "loses how the model cut its words",
-    "prompt and output decoded as one text": "and may merge over their border",
+    "output decoded, encoded again, joined": "forgets how the model cut its words",
+    "prompt and output decoded as one text": "and may merge ids over their border",
     "answer rendered by the chat template": "and loses what the template leaves out",
 }
 

@@ -1,7 +1,7 @@
 """Write docs/cli.md from what `--help` says, so that it cannot drift.
 
-    python scripts/make_cli_docs.py            # write it
-    python scripts/make_cli_docs.py --check    # exit 1 if it is out of date
+python scripts/make_cli_docs.py            # write it
+python scripts/make_cli_docs.py --check    # exit 1 if it is out of date
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Written from `--help` by `scripts/make_cli_docs.py`; do not edit it by hand.
 Rejected and pending together give 4. Messages and progress go to standard error, results to
 standard output. `NO_COLOR` turns colours off, `FORCE_COLOR` on. `EYAS_CACHE` names the
 directory for converted tokenizers (default `~/.cache/eyas`).
-"""  # noqa: E501
+"""
 
 
 def help_of(verb: str) -> str:

@@ -61,7 +61,9 @@ def dying(config: CaptureConfig, last: int, *, archive: bool = False) -> None:
 def die_at(config: CaptureConfig, last: int, *, archive: bool = False) -> int | None:
     """The exit code of a process of its own that captures so far."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["eyas.capture", "eyas.readers", "transformers", "pyarrow.parquet"])
+    context.set_forkserver_preload(
+        ["eyas.capture", "eyas.readers", "transformers", "pyarrow.parquet"]
+    )
     child = context.Process(target=dying, args=(config, last), kwargs={"archive": archive})
     child.start()
     child.join(60)
@@ -69,9 +71,7 @@ def die_at(config: CaptureConfig, last: int, *, archive: bool = False) -> int | 
 
 
 @pytest.mark.parametrize("archive", [False, True], ids=["new run", "other run put aside"])
-def test_the_next_start_goes_on(
-    archive: bool, server: FaultServer, tmp_path: Path
-) -> None:
+def test_the_next_start_goes_on(archive: bool, server: FaultServer, tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", ROWS)
     died = 0
     for last in range(1, 200):
@@ -87,7 +87,7 @@ def test_the_next_start_goes_on(
         assert (summary.done, summary.rejected, summary.pending) == (9, 1, 0), last
         assert not [p for p in run.rglob("*") if p.name.startswith(".")], last
         assert not list((run / "journal").iterdir())
-        kept = [p for p in run.glob("archive/*/traces/*.parquet")]
+        kept = list(run.glob("archive/*/traces/*.parquet"))
         assert len(kept) == archive, last
     assert died > 20
     assert len(list(Run(run).traces())) == 9
