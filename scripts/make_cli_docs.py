@@ -31,6 +31,11 @@ Written from `--help` by `scripts/make_cli_docs.py`; do not edit it by hand.
 Rejected and pending together give 4. Messages and progress go to standard error, results to
 standard output. `NO_COLOR` turns colours off, `FORCE_COLOR` on. `EYAS_CACHE` names the
 directory for converted tokenizers (default `~/.cache/eyas`).
+
+The options of `eyas capture` have the same names in a file for `--config` and in
+`eyas.CaptureConfig`, with `_` for `-`; PROMPTS is `prompts` and `--stop-token-id` is
+`stop_token_ids`, both lists, and so is `reject`. `--config`, `--archive` and `--json` belong to
+the command alone. `--template-kwargs @FILE` reads the JSON from a file.
 """
 
 

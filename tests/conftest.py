@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the tests' own fault_server
 
 from eyas.demo.server import TARGET
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
+
+settings.register_profile("eyas", deadline=None)  # a busy machine is no fault
+settings.load_profile("eyas")
 
 
 @pytest.fixture(scope="session", autouse=True)

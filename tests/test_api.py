@@ -37,8 +37,8 @@ def test_a_name_that_is_no_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", ["", "import eyas.capture", "import eyas.cli.capture, eyas.session",
-              "from eyas.capture import capture"],
+    "first", ["", "import eyas.loop", "import eyas.cli.capture, eyas.session",
+              "from eyas.loop import capture"],
 )  # fmt: skip
 def test_capture_can_be_called_whatever_was_imported_before(first: str) -> None:
     """The function has its module's name, which Python puts into the package on import."""

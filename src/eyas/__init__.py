@@ -16,12 +16,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eyas.capture import capture
     from eyas.checks import Checker, Verdict
     from eyas.config import CaptureConfig
     from eyas.conversation import BadLine, Conversation
     from eyas.engines import Engine, Generation, LlamaCpp, Request, Sampling, SGLang
     from eyas.errors import EyasError
+    from eyas.loop import capture
     from eyas.progress import Progress, Summary
     from eyas.readers import PromptReader
     from eyas.store import Run
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "capture": ("capture",),
     "checks": ("Checker", "Verdict"),
     "config": ("CaptureConfig",),
     "conversation": ("BadLine", "Conversation"),
     "engines": ("Engine", "Generation", "LlamaCpp", "Request", "SGLang", "Sampling"),
     "errors": ("EyasError",),
+    "loop": ("capture",),
     "progress": ("Progress", "Summary"),
     "readers": ("PromptReader",),
     "store": ("Run",),

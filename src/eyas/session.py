@@ -28,6 +28,7 @@ from eyas.store import (
     archive,
     is_run,
     prepare_directory,
+    remove_temporaries,
     seal_leftovers,
 )
 from eyas.store.files import write_bytes
@@ -176,8 +177,9 @@ def _open_run(
         manifest.servers = [_server_record(info)]
         manifest.versions = {name: _version(name) for name in _LIBRARIES}
         manifest.inputs = list(reader.files)
-        write_bytes(out / "config.yaml", config_yaml(_resolved(config, sampling, template)))
+        remove_temporaries(out)
         manifest.save(out)
+        write_bytes(out / "config.yaml", config_yaml(_resolved(config, sampling, template)))
         seal_leftovers(out)
         run = Run(out)
         return Session(

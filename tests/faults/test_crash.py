@@ -16,7 +16,8 @@ import pytest
 
 from capturing import capture_from, config_for, numbered, paired, write_prompts
 from eyas import CaptureConfig, Run
-from eyas.capture import capture
+from eyas.loop import capture
+from eyas.store import WriterLock
 from fault_server import FaultServer, Target
 
 STEPS = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir")
@@ -61,9 +62,7 @@ def dying(config: CaptureConfig, last: int, *, archive: bool = False) -> None:
 def die_at(config: CaptureConfig, last: int, *, archive: bool = False) -> int | None:
     """The exit code of a process of its own that captures so far."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["eyas.capture", "eyas.readers", "transformers", "pyarrow.parquet"]
-    )
+    context.set_forkserver_preload(["eyas.loop", "eyas.readers", "transformers", "pyarrow.parquet"])
     child = context.Process(target=dying, args=(config, last), kwargs={"archive": archive})
     child.start()
     child.join(60)
@@ -71,7 +70,11 @@ def die_at(config: CaptureConfig, last: int, *, archive: bool = False) -> int | 
 
 
 @pytest.mark.parametrize("archive", [False, True], ids=["new run", "other run put aside"])
-def test_the_next_start_goes_on(archive: bool, server: FaultServer, tmp_path: Path) -> None:
+def test_the_next_start_goes_on(
+    archive: bool, server: FaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A half-written lock names no process; its heartbeat is watched, here only for a moment.
+    monkeypatch.setitem(WriterLock.acquire.__kwdefaults__, "watch_s", 0.05)
     prompts = write_prompts(tmp_path / "p.jsonl", ROWS)
     died = 0
     for last in range(1, 200):

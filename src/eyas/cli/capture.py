@@ -124,9 +124,9 @@ def run_capture(config: Any, *, archive: bool = False, as_json: bool = False) ->
     """Capture with progress on standard error and a summary on standard output."""
     from dataclasses import asdict
 
-    from eyas.capture import capture
     from eyas.cli.live import Live
     from eyas.cli.summary import print_start, print_summary
+    from eyas.loop import capture
 
     with Live(sys.stderr) as live:
         summary = capture(

@@ -21,6 +21,8 @@ from eyas.store.files import disk_errors
 
 HEARTBEAT_S = 5.0
 WATCH_S = 4 * HEARTBEAT_S
+_TORN_S = 1.0
+"""A lock without content is being made, which takes no second, or its maker died."""
 
 
 class WriterLock:
@@ -115,7 +117,7 @@ class WriterLock:
                 return
             self._beats += 1
             with suppress(OSError):  # a full disk is noticed by the journal
-                temporary = self.path.with_name(f".writer.lock.{self._token}")
+                temporary = self.path.with_name(f".writer.lock.{self._token}.tmp")
                 temporary.write_bytes(self._content())
                 os.replace(temporary, self.path)
 
@@ -125,9 +127,11 @@ def _alive(holder: dict[str, object], path: Path, watch_s: float) -> bool:
         pid = holder.get("pid")
         started = _process_start(pid) if isinstance(pid, int) else None
         return started is not None and started == holder.get("started")
+    if "token" not in holder:
+        watch_s = min(watch_s, _TORN_S)
     deadline = time.monotonic() + watch_s
     while time.monotonic() < deadline:
-        time.sleep(min(1.0, watch_s))
+        time.sleep(min(0.5, watch_s))
         now = _read(path)
         if now is not None and now != holder:
             return True

@@ -17,6 +17,7 @@ from eyas.store.files import write_bytes
 from eyas.trace import FORMAT_VERSION
 
 NAME = "manifest.json"
+CONFIG = "config.yaml"
 
 
 class Manifest(BaseModel):

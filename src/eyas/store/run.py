@@ -13,11 +13,12 @@ from typing import Any
 from eyas.errors import DamagedRun
 from eyas.store.files import disk_errors, sync_directory
 from eyas.store.journal import read_segment, segments
-from eyas.store.manifest import NAME, Manifest
+from eyas.store.manifest import CONFIG, NAME, Manifest
 from eyas.store.parts import REJECTED, TRACES, part_name, parts, read_batches, read_rows
 from eyas.trace import Rejected, Trace, from_record
 
 FOLDERS = (TRACES, REJECTED, "journal")
+_OURS = {*FOLDERS, "archive", CONFIG}
 
 
 class Run:
@@ -117,7 +118,7 @@ def prepare_directory(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise DamagedRun(f"--out {path} is a file; a run is a directory")
     if path.is_dir() and not is_run(path):
-        foreign = [p.name for p in path.iterdir() if p.name not in {*FOLDERS, "archive"}
+        foreign = [p.name for p in path.iterdir() if p.name not in _OURS
                    and not p.name.startswith((".", "writer.lock"))]  # fmt: skip
         if foreign or any(parts(path, folder) for folder in (TRACES, REJECTED)):
             raise DamagedRun(
@@ -128,6 +129,16 @@ def prepare_directory(path: Path) -> None:
         for folder in FOLDERS:
             (path / folder).mkdir(parents=True, exist_ok=True)
         sync_directory(path)
+
+
+def remove_temporaries(path: Path) -> None:
+    """Remove the unfinished files of a process that died while it wrote them.
+
+    To be called with the run's lock held: nobody else is writing then.
+    """
+    for folder in (path, *(path / name for name in FOLDERS)):
+        for left in folder.glob(".*.tmp"):
+            left.unlink(missing_ok=True)
 
 
 def archive(path: Path) -> Path:
@@ -143,7 +154,7 @@ def archive(path: Path) -> Path:
         target = path / "archive" / f"{stamp}-{extra}"
     with disk_errors(target):
         target.mkdir(parents=True)
-        for name in (*FOLDERS, "config.yaml", NAME):
+        for name in (*FOLDERS, CONFIG, NAME):
             if (path / name).exists():
                 (path / name).rename(target / name)
         sync_directory(target)
