@@ -23,6 +23,7 @@ REFUSALS: dict[str, str] = {
     "prompt_echo": "the engine's echo of the prompt ids differs from what was sent",
     "no_output_ids": "the answer holds no ids",
     "not_ids": "something among the output ids is no integer",
+    "budget": "more output ids came than were asked for",
     "completion_tokens": "the engine counts another number of output ids than it gave, or none",
     "vocabulary": "an output id is outside the vocabulary",
     "stop_unmatched": "the engine does not name the id that it stopped at",
@@ -81,8 +82,10 @@ class Checker:
     keep_missing_closer: bool = False
     want_logprobs: bool = False
 
-    def judge(self, prompt_ids: list[int], generation: Generation) -> Verdict:
-        """Check one answer against the prompt that was sent.
+    def judge(
+        self, prompt_ids: list[int], generation: Generation, max_new_tokens: int | None = None
+    ) -> Verdict:
+        """Check one answer against the prompt and the token budget that were sent.
 
         The order is from the plainest fault to the finest, so that the name given is the one
         that explains most.
@@ -92,6 +95,9 @@ class Checker:
             or self._counts(prompt_ids, generation)
             or self._ids(generation)
         )
+        given = len(generation.output_ids)
+        if refusal is None and max_new_tokens is not None and given > max_new_tokens:
+            refusal = "budget", f"{given} output ids came; {max_new_tokens} were asked for"
         if refusal is not None:
             return Verdict(*refusal)
         distinct = set(generation.output_ids)

@@ -133,15 +133,22 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def config_yaml(config: CaptureConfig) -> bytes:
-    """The configuration as it is saved in the run; paths are made absolute."""
+    """The configuration as it is saved in the run: paths absolute, no credentials."""
+    from eyas.engines.http import clean_url
+
     values = config.model_dump(mode="json", exclude_none=True)
-    values["prompts"] = [p if p == "-" else str(Path(p).absolute()) for p in config.prompts]
+    values["url"] = clean_url(config.url)  # an address may hold a password
+    values["prompts"] = [p if p == "-" else _absolute(p) for p in config.prompts]
     for name in ("out", "chat_template"):
         if name in values:
-            values[name] = str(Path(values[name]).absolute())
+            values[name] = _absolute(values[name])
     if Path(config.tokenizer).exists():
-        values["tokenizer"] = str(Path(config.tokenizer).absolute())
+        values["tokenizer"] = _absolute(config.tokenizer)
     head = "# The resolved configuration of this run. To do the same again:\n"
     head += "#   eyas capture --config THIS_FILE [--out ANOTHER_RUN]\n"
     text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return (head + text).encode()
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())

@@ -278,7 +278,7 @@ class Feed:
                 counts.done += 1
                 if status == TRUNCATED:
                     counts.truncated += 1
-                    blocked = blocked or "earlier_turn_truncated"
+                    blocked = blocked or ("earlier_turn_truncated" if first_open is None else None)
         if first_open is None:
             return []
         job.turn = first_open

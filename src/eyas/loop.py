@@ -268,7 +268,7 @@ class _Loop:
             rows[0].server = self._pool.url
             self._put(rows)
             return False
-        verdict = self._checker.judge(job.prompt_ids, generation)
+        verdict = self._checker.judge(job.prompt_ids, generation, job.max_new_tokens)
         marks = [*job.marks, *verdict.marks]
         if verdict.refusal is None and not self._refused_marks.isdisjoint(marks):
             verdict.refusal = next(mark for mark in marks if mark in self._refused_marks)
@@ -295,7 +295,9 @@ class _Loop:
         progress = self._progress
         progress.prompt_tokens += len(job.prompt_ids)
         progress.output_tokens += len(generation.output_ids)
-        last = job.turn + 1 == job.conversation.n_turns
+        # A later turn may be there already, where a part was lost and is captured again.
+        following = self._session.ledger.status(job.key, job.sample, job.turn + 1)
+        last = job.turn + 1 == job.conversation.n_turns or following is not None
         if not verdict.complete:
             progress.truncated += 1
             self._put(self._feed.refuse_later(job, "earlier_turn_truncated"), trace)

@@ -35,6 +35,8 @@ from eyas.store.files import write_bytes
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
 
 _DEFAULT_CONCURRENCY = 64
+_OTHER_FILES = 64
+"""Open files besides the connections: input, journal, parts, libraries."""
 _LIBRARIES = ("eyas", "transformers", "tokenizers", "jinja2")
 """Whose versions decide what a prompt's ids are."""
 
@@ -70,9 +72,11 @@ class Session:
 
     def save_counts(self, shapes: dict[str, int], counts: dict[str, int]) -> None:
         """Record in the manifest how the capture ended (a full disk is no reason to fail)."""
-        self.run.manifest.shapes, self.run.manifest.counts = shapes, counts
+        manifest = self.run.manifest
+        manifest.shapes, manifest.counts = shapes, counts
+        manifest.fingerprint["weight_version"] = self.info.weight_version
         try:
-            self.run.manifest.save(self.run.path)
+            manifest.save(self.run.path)
         except EyasError:
             return
 
@@ -100,6 +104,9 @@ async def open_session(
     _check_stop_ids(config, profile)
     sampling = resolve_sampling(config, tokenizer)
     engine, info = await _connect(config, sampling)
+    if info.weight_version is None and earlier is not None:
+        # Told only in answers: what earlier answers told is what the next ones must tell.
+        info.weight_version = earlier.fingerprint.get("weight_version")
     try:
         for warning in info.warnings:
             say(warning)
@@ -192,7 +199,7 @@ def _open_run(
             info=info,
             sampling=sampling,
             context_length=info.context_length or tokenizer.model.context_length,
-            concurrency=config.concurrency or min(info.slots or _DEFAULT_CONCURRENCY, 1024),
+            concurrency=_concurrency(config, info, say),
             run=run,
             ledger=Ledger.load(out),
             writer=Writer(out, lock),
@@ -202,6 +209,24 @@ def _open_run(
     except BaseException:
         lock.release()
         raise
+
+
+def _concurrency(config: CaptureConfig, info: ServerInfo, say: Callable[[str], None]) -> int:
+    """Requests in flight: as asked, else what the server runs, as far as files may be open."""
+    wanted = config.concurrency or min(info.slots or _DEFAULT_CONCURRENCY, 1024)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            say(f"only {soft} files may be open (ulimit -n), so fewer requests are in flight")
+            return max(1, soft - _OTHER_FILES)
+    return wanted
 
 
 def resolve_sampling(config: CaptureConfig, tokenizer: Tokenizer) -> Sampling:

@@ -370,3 +370,31 @@ def test_a_lock_is_released(target: Target, tmp_path: Path) -> None:
     lock.acquire()
     lock.release()
     assert not lock.path.exists()
+
+
+def test_weights_that_only_answers_name_are_part_of_the_run(target: Target, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(6))
+
+    def policy(_: Answer, honest: Answer) -> Fault:
+        honest["meta_info"]["weight_version"] = "step-2"
+        return Fault(answer=honest)
+
+    with FaultServer(target) as server:
+        capture_from(server, prompts, tmp_path / "run", limit=3)
+        server.policy = policy
+        other = capture_from(server, prompts, tmp_path / "run")
+        assert (other.new, other.pending, other.exit_code) == (0, 3, 4)
+        assert "'step-2'" in (other.stopped or "")
+        server.policy = None
+        assert capture_from(server, prompts, tmp_path / "run").new == 3
+
+
+def test_a_password_in_the_address_reaches_no_file(target: Target, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(2))
+    with FaultServer(target) as server:
+        address = server.url.replace("http://", "http://me:s3cret@")
+        summary = capture(config_for(server, prompts, tmp_path / "run", url=address))
+        assert (server.authorization[-1] or "").startswith("Basic ")
+    assert summary.done == 2
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.is_dir() or b"s3cret" not in path.read_bytes(), path

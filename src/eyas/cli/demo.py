@@ -38,7 +38,10 @@ def command(
     tiny = model == "tiny"
     gguf = TARGET / "model.gguf" if tiny else find_smollm2()
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}; name a directory") from error
     file, run = folder / f"{model}-prompts.jsonl", folder / model
     rows = _tiny_prompts(prompts or 72) if tiny else _chat_prompts(prompts or 16)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from eyas.engines.base import Engine, Generation, Request, Sampling, ServerInfo
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 _ABSENT = frozenset((404, 405, 501))
+_ROUTE_S = 30.0
+"""A server that holds one token for longer is busy, but has the route."""
 
 
 async def connect(
@@ -73,6 +76,7 @@ async def _recognise(url: str, api_key: str | None) -> str:
 
 async def _has_route(http: HttpClient, path: str, body: dict[str, Any]) -> bool:
     try:
-        return await http.post_status(path, body) not in _ABSENT
-    except (TransportError, MalformedAnswer):
-        return True  # it began to answer, however badly; the checks see to the rest
+        async with asyncio.timeout(_ROUTE_S):
+            return await http.post_status(path, body) not in _ABSENT
+    except (TransportError, MalformedAnswer, TimeoutError):
+        return True  # it took the request, however badly; the checks see to the rest

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import math
 import os
 import time
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -65,9 +67,7 @@ class HttpClient:
         self.url = clean_url(url)
         self._key = api_key
         given = urlsplit(url if "://" in url else f"http://{url}")
-        self._auth = (
-            aiohttp.BasicAuth(given.username, given.password or "") if given.username else None
-        )
+        self._login = (given.username, given.password or "") if given.username else None
         self._open: aiohttp.ClientSession | None = None
 
     @property
@@ -76,11 +76,13 @@ class HttpClient:
             headers = {"Content-Type": "application/json"}
             if self._key:
                 headers["Authorization"] = f"Bearer {self._key}"
+            elif self._login:
+                pair = b64encode(":".join(self._login).encode()).decode()
+                headers["Authorization"] = f"Basic {pair}"
             self._open = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
                 headers=headers,
-                auth=self._auth if not self._key else None,
             )
         return self._open
 
@@ -218,20 +220,23 @@ class HttpClient:
         """Servers may echo the key; no message of ours does."""
         if self._key:
             text = text.replace(self._key, "***")
-        if self._auth is not None and self._auth.password:
-            text = text.replace(self._auth.password, "***")
+        if self._login is not None and self._login[1]:
+            text = text.replace(self._login[1], "***")
         return text
 
 
+_LONGEST_ASKED_S = 600.0
+
+
 def _retry_after(value: str | None) -> float | None:
-    """Seconds of a Retry-After header (a number or a date), or None."""
+    """Seconds of a Retry-After header (a number or a date), at most ten minutes, or None."""
     if not value:
         return None
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return None
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return None
+    return min(max(0.0, seconds), _LONGEST_ASKED_S) if math.isfinite(seconds) else None

@@ -62,7 +62,11 @@ class WriterLock:
             stale = self.path.with_name(f"writer.lock.{self._token}")
             with suppress(FileNotFoundError):  # another process took over first
                 os.rename(self.path, stale)
-                stale.unlink()
+                taken = _read(stale)
+                if taken is not None and taken.get("token") != holder.get("token"):
+                    os.rename(stale, self.path)  # one who was faster, and lives: put it back
+                else:
+                    stale.unlink()
         raise RunLocked(f"{self.path} changes hands again and again; try again in a moment")
 
     def release(self) -> None:
@@ -92,6 +96,9 @@ class WriterLock:
             try:
                 os.write(handle, self._content())
                 os.fsync(handle)
+            except OSError:
+                self.path.unlink(missing_ok=True)
+                raise
             finally:
                 os.close(handle)
         return True
@@ -112,7 +119,7 @@ class WriterLock:
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_S):
             holder = _read(self.path)
-            if holder is not None and holder.get("token") != self._token:
+            if holder is not None and holder.get("token", self._token) != self._token:
                 self.lost.set()
                 return
             self._beats += 1
@@ -144,8 +151,8 @@ def _read(path: Path) -> dict[str, object] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
-        return {"pid": None, "host": "unknown", "since": "unknown"}
-    return value if isinstance(value, dict) else None
+        value = None
+    return value if isinstance(value, dict) else {"pid": None, "host": "unknown"}
 
 
 def _boot_id() -> str:

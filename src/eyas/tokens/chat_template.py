@@ -58,8 +58,6 @@ class ChatTemplate:
             raise TokenizerError(f"the chat template is not valid: {error}") from error
         self.reads: frozenset[str] = frozenset(meta.find_undeclared_variables(parsed))
         """Names that the template may read, its switches among them."""
-        self._refusals: tuple[type[Exception], ...] = (TemplateError, TypeError, ValueError,
-                                                       KeyError, AttributeError)  # fmt: skip
         midnight = dt.datetime.combine(self.date, dt.time())
         self._context: dict[str, Any] = {
             **(special_tokens_map or {}),
@@ -129,5 +127,6 @@ class ChatTemplate:
                     add_generation_prompt=add_generation_prompt,
                 )
             )
-        except self._refusals as error:
-            raise TemplateRefusal(f"the chat template refuses: {error}") from error
+        except Exception as error:  # a template is a program: it may raise anything
+            said = str(error) or type(error).__name__
+            raise TemplateRefusal(f"the chat template refuses: {said}") from error

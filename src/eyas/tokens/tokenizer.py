@@ -121,21 +121,29 @@ class Tokenizer:
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """One byte string an id; joined they are what the ids stand for.
 
-        Where the decoder is not byte-level the pieces are cut from growing decodes, so that
-        spaces that depend on the neighbour stay right.
+        Where the decoder is not byte-level the pieces are cut from decodes of a moving window,
+        so that spaces that depend on the neighbour stay right; an id inside an unfinished
+        character stands for nothing, the one that ends it for the whole.
         """
         table = self._bytes
         if table is not None:
             return [table[i] if 0 <= i < len(table) else b"" for i in ids]
-        pieces, before = [], b""
+        pieces: list[bytes] = []
+        first = read = 0
         for end in range(1, len(ids) + 1):
-            now = self.join(ids[:end])
-            pieces.append(now[len(before) :] if now.startswith(before) else b"")
-            before = now if now.startswith(before) else before
+            before, now = self.join(ids[first:read]), self.join(ids[first:end])
+            unfinished = now.endswith("\ufffd".encode()) and end < len(ids)
+            if unfinished or not now.startswith(before):
+                pieces.append(b"")
+                continue
+            pieces.append(now[len(before) :])
+            first, read = read, end
         return pieces
 
     def name(self, token_id: int) -> str:
         """An id's text for messages, such as ``'</think>' (163607)``."""
+        if not 0 <= token_id < self.size:
+            return f"no token ({token_id})"
         text = self.decode([token_id])
         return f"{text!r} ({token_id})"
 

@@ -1,0 +1,213 @@
+"""Requests that are tried again, on an engine that does what a test says, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from eyas.engines import Generation, Request, ServerInfo
+from eyas.engines import pool as pools
+from eyas.engines.pool import Pool
+from eyas.errors import (
+    BusyError,
+    CaptureStopped,
+    EngineError,
+    MalformedAnswer,
+    RequestRefused,
+    RowFailed,
+    ServerUnreachable,
+    TransportError,
+    UnsuitableServerError,
+)
+
+REQUEST = Request([1], 4, 0)
+Outcome = Exception | Generation
+
+
+def good(**more: Any) -> Generation:
+    return Generation([2], "stop", **more)
+
+
+class Scripted:
+    """An engine whose outcomes are given beforehand; the last one repeats."""
+
+    name, url = "scripted", "http://scripted"
+
+    def __init__(self, *outcomes: Outcome, told: ServerInfo | Exception | None = None) -> None:
+        self.outcomes = list(outcomes)
+        self.told = told or ServerInfo("scripted", self.url, model="m")
+        self.sent = 0
+        self.up = True
+
+    async def generate(self, request: Request) -> Generation:
+        self.sent += 1
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def identify(self) -> ServerInfo:
+        if isinstance(self.told, Exception):
+            raise self.told
+        return self.told
+
+    async def reachable(self) -> bool:
+        return self.up
+
+    async def close(self) -> None:
+        return None
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each pause would have been; none is waited for."""
+    asked: list[float] = []
+    real = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        asked.append(seconds)
+        await real(0)
+
+    monkeypatch.setattr(pools.asyncio, "sleep", sleep)
+    return asked
+
+
+def generate(engine: Scripted, **more: Any) -> Generation:
+    async def run() -> Generation:
+        pool = Pool(engine, ServerInfo("scripted", engine.url, model="m"), **more)
+        try:
+            return await pool.generate(REQUEST)
+        finally:
+            await pool.close()
+
+    return asyncio.run(run())
+
+
+PASSING: list[Callable[[], EngineError]] = [
+    lambda: BusyError("busy", status=500),
+    lambda: BusyError("busy", status=503),
+    lambda: MalformedAnswer("cut"),
+    lambda: TransportError("broke"),
+]
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_a_passing_fault_costs_nothing(
+    error: Callable[[], EngineError], pauses: list[float]
+) -> None:
+    engine = Scripted(error(), error(), good())
+    assert generate(engine).output_ids == [2]
+    assert engine.sent == 3
+    assert len(pauses) >= 2
+    assert all(pause > 0 for pause in pauses)
+
+
+def test_pauses_grow_and_have_an_end(pauses: list[float]) -> None:
+    with pytest.raises(RowFailed):
+        generate(Scripted(MalformedAnswer("cut")), tries=40)
+    assert max(pauses) <= 1.5 * pools._LONGEST_PAUSE_S
+    assert sum(pauses[:4]) < sum(pauses[4:8])
+
+
+def test_the_server_says_how_long_to_wait(pauses: list[float]) -> None:
+    generate(Scripted(BusyError("busy", status=500, retry_after=7.5), good()))
+    assert pauses == [7.5]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "pending"),
+    [
+        (BusyError("no room", status=500), "server_error", False),
+        (MalformedAnswer("cut", reason="cut_answer", seen="{"), "cut_answer", False),
+        (TransportError("broke"), "connection_lost", True),
+    ],
+)
+def test_the_last_try_ends_the_row(
+    error: EngineError, reason: str, pending: bool, pauses: list[float]
+) -> None:
+    engine = Scripted(error)
+    with pytest.raises(RowFailed) as failed:
+        generate(engine, tries=3)
+    assert engine.sent == 3
+    assert (failed.value.reason, failed.value.pending) == (reason, pending)
+    assert failed.value.tries == [str(error)] * 3
+    assert "(try 3)" in str(failed.value)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refusal_is_not_tried_again(status: int) -> None:
+    engine = Scripted(RequestRefused("too long", status=status))
+    with pytest.raises(RowFailed) as failed:
+        generate(engine)
+    assert (engine.sent, failed.value.reason, failed.value.pending) == (1, "request_refused", False)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_concerns_every_request_stops_the_capture(status: int) -> None:
+    engine = Scripted(RequestRefused("no", status=status))
+    with pytest.raises(CaptureStopped, match="refuses every request"):
+        generate(engine)
+    assert engine.sent == 1
+
+
+def test_an_abort_is_tried_again_and_at_last_handed_to_the_checks(pauses: list[float]) -> None:
+    abort = Generation([2, 3], "abort: no room")
+    engine = Scripted(abort, good())
+    assert generate(engine).finish_reason == "stop"
+    engine = Scripted(abort)
+    assert generate(engine, tries=3) is abort
+    assert engine.sent == 3
+
+
+def test_a_server_that_is_down_costs_no_try(pauses: list[float]) -> None:
+    said: list[str] = []
+    engine = Scripted(*[ServerUnreachable("nobody")] * 5, good())
+    assert generate(engine, tries=1, say=said.append).output_ids == [2]
+    assert engine.sent == 6
+    assert said.count("nobody; waiting for it") == said.count("http://scripted answers again")
+
+
+def test_a_server_that_stays_away_stops_the_capture(pauses: list[float]) -> None:
+    engine = Scripted(ServerUnreachable("nobody"))
+    engine.up = False
+    with pytest.raises(CaptureStopped, match="the rest stays pending"):
+        generate(engine, give_up_after_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (ServerInfo("scripted", "u", model="other"), "came back with other, not m"),
+        (UnsuitableServerError("SGLang 0.5.3 is not right"), "SGLang 0.5.3 is not right"),
+    ],
+)
+def test_another_server_that_comes_back_stops_the_capture(
+    told: ServerInfo | Exception, said: str, pauses: list[float]
+) -> None:
+    with pytest.raises(CaptureStopped, match=said):
+        generate(Scripted(ServerUnreachable("nobody"), good(), told=told))
+
+
+def test_other_weights_stop_every_request_after() -> None:
+    async def run() -> Pool:
+        engine = Scripted(good(weight_version="a"), good(weight_version="b"), good())
+        pool = Pool(engine, ServerInfo("scripted", engine.url))
+        assert (await pool.generate(REQUEST)).weight_version == "a"
+        for _ in range(2):
+            with pytest.raises(CaptureStopped, match="'b', and the run began with 'a'"):
+                await pool.generate(REQUEST)
+        assert engine.sent == 2
+        return pool
+
+    assert asyncio.run(run()).in_flight == 0
+
+
+def test_a_server_that_turns_all_away_ends_the_capture_and_rejects_nothing(
+    pauses: list[float],
+) -> None:
+    engine = Scripted(BusyError("queue full", status=429))
+    with pytest.raises(CaptureStopped, match="queue full"):
+        generate(engine, tries=1, give_up_after_s=0.0)

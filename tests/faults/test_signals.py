@@ -1,0 +1,98 @@
+"""Signals: the first ends a capture cleanly, the second at once; neither costs a durable row."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from capturing import check_run, eyas_command, numbered, run_eyas, write_prompts
+from eyas.demo.server import TARGET
+from fault_server import Answer, Fault, FaultServer, Target
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target()
+
+
+def arguments(server: FaultServer, prompts: Path, run: Path) -> list[str]:
+    return ["capture", str(prompts), "--out", str(run), "--url", server.url, "--tokenizer",
+            str(TARGET), "--concurrency", "4"]  # fmt: skip
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        eyas_command(*command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition: Callable[[], bool], child: subprocess.Popen[str]) -> None:
+    """Until a condition holds; the child must still run then."""
+    for _ in range(6000):
+        if condition():
+            return
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.01)
+            break
+    raise AssertionError(child.communicate())
+
+
+def test_a_request_to_terminate_is_an_interrupt(target: Target, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(400))
+    with FaultServer(target, delay_s=0.02) as server:
+        command = arguments(server, prompts, tmp_path / "run")
+        child = start(command)
+        wait_for(lambda: len(server.requests) > 40, child)
+        child.send_signal(signal.SIGTERM)
+        out, error = child.communicate(timeout=60)
+        assert (child.returncode, "Traceback" in error) == (130, False)
+        kept = len(check_run(target, tmp_path / "run"))
+        assert f"400 = {kept} done + 0 rejected + {400 - kept} pending" in out
+        assert not (tmp_path / "run" / "writer.lock").exists()
+        server.delay_s = 0.0
+        assert run_eyas(*command).returncode == 0
+    assert len(check_run(target, tmp_path / "run")) == 400
+
+
+def test_the_second_interrupt_ends_at_once(target: Target, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(200))
+
+    def policy(_: Answer, __: Answer) -> Fault | None:
+        return Fault(delay_s=300) if len(server.requests) > 40 else None
+
+    with FaultServer(target, policy=policy) as server:
+        command = arguments(server, prompts, tmp_path / "run")
+        child = start(command)
+        wait_for(lambda: len(server.requests) >= 44, child)
+        for _ in range(2):
+            child.send_signal(signal.SIGINT)
+        _, error = child.communicate(timeout=60)
+        assert (child.returncode, "Traceback" in error) == (130, False)
+        before = {trace.id for trace in check_run(target, tmp_path / "run")}
+        server.policy = None
+        assert run_eyas(*command).returncode == 0
+    after = {trace.id for trace in check_run(target, tmp_path / "run")}
+    assert before <= after
+    assert len(after) == 200
+
+
+def test_an_interrupt_before_anything_was_sent(target: Target, tmp_path: Path) -> None:
+    """The server does not even say who it is."""
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(3))
+
+    def policy(_: Answer, __: Answer) -> Fault:
+        return Fault(delay_s=300)
+
+    with FaultServer(target, policy=policy) as server:
+        child = start(arguments(server, prompts, tmp_path / "run"))
+        wait_for(lambda: server.running > 0, child)
+        child.send_signal(signal.SIGINT)
+        out, error = child.communicate(timeout=60)
+    assert (child.returncode, out) == (130, "")
+    assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
