@@ -119,6 +119,7 @@ class _Loop:
             tries=config.tries,
             give_up_after_s=config.give_up_after,
             say=self._note,
+            on_weights=session.learn_weights,
         )
         self._checker = Checker(
             session.tokenizer,

@@ -72,13 +72,16 @@ class Session:
 
     def save_counts(self, shapes: dict[str, int], counts: dict[str, int]) -> None:
         """Record in the manifest how the capture ended (a full disk is no reason to fail)."""
-        manifest = self.run.manifest
-        manifest.shapes, manifest.counts = shapes, counts
-        manifest.fingerprint["weight_version"] = self.info.weight_version
+        self.run.manifest.shapes, self.run.manifest.counts = shapes, counts
         try:
-            manifest.save(self.run.path)
+            self.run.manifest.save(self.run.path)
         except EyasError:
             return
+
+    def learn_weights(self, version: str) -> None:
+        """Record the weights that only answers name, before a row of them is stored."""
+        self.run.manifest.fingerprint["weight_version"] = version
+        self.run.manifest.save(self.run.path)
 
     async def close(self) -> None:
         """Release the run. Safe to call twice."""

@@ -6,12 +6,14 @@ code, never with a traceback. Heavy imports are inside the commands: ``eyas --he
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
 import typer
 
 from eyas.cli import capture, demo, export, show, stats
+from eyas.cli.tokens import printable
 from eyas.errors import EXIT_INTERRUPTED, EyasError
 
 app = typer.Typer(
@@ -54,10 +56,13 @@ for module in (capture, demo, show, stats, export):
 
 def main() -> None:
     """The ``eyas`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show all characters
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="eyas")
     except EyasError as error:
-        print(f"eyas: {error}", file=sys.stderr)
+        print(f"eyas: {printable(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

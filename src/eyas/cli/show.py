@@ -93,4 +93,4 @@ def print_json(found: Trace | Rejected) -> None:
     for name in ("messages", "metadata", "template_kwargs", "sampling"):
         if isinstance(row.get(name), str):
             row[name] = json.loads(row[name])
-    print(json.dumps(row, ensure_ascii=False))
+    print(json.dumps(row))  # ASCII: what a model wrote may be hostile to a terminal

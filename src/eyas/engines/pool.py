@@ -84,6 +84,7 @@ class Pool:
         tries: int = 4,
         give_up_after_s: float = 120.0,
         say: Callable[[str], None] = lambda _: None,
+        on_weights: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Wrap an engine.
 
@@ -93,12 +94,14 @@ class Pool:
             tries: how often a request is sent before its row fails.
             give_up_after_s: how long nothing may answer before the capture stops.
             say: takes one line for the user.
+            on_weights: takes the weights version, where only the first answer tells it.
         """
         self.engine = engine
         self.info = info
         self._tries = tries
         self._give_up_after_s = give_up_after_s
         self._say = say
+        self._on_weights = on_weights
         self._up = asyncio.Event()
         self._up.set()
         self._watch: asyncio.Task[None] | None = None
@@ -195,8 +198,9 @@ class Pool:
 
     def _same_weights(self, now: str | None) -> None:
         was = self.info.weight_version
-        if was is None:
+        if was is None and now is not None:
             self.info.weight_version = now
+            self._on_weights(now)
         if was is not None and now is not None and now != was:
             raise self._stop(
                 f"{self.url} now generates with weights version {now!r}, and the run began "
