@@ -34,7 +34,7 @@ from eyas.trace import Rejected
 
 _COUNT_REST_S = 10.0
 _LINES_REPORTED = 20
-_BACKLOG = 4096
+_BACKLOG = 512
 """Rows that may wait for the disk before workers wait too."""
 
 

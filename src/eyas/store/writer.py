@@ -22,7 +22,7 @@ from eyas.trace import Rejected, Trace
 SYNC_EVERY_S = 0.2
 GATHER_S = 0.01
 """How long rows are gathered before they are written."""
-SEAL_BYTES = 64 * 2**20
+SEAL_BYTES = 32 * 2**20
 
 
 class Writer:
