@@ -24,6 +24,16 @@ STEPS = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir")
 DIED = 9
 ROWS = [*numbered(5), *paired(2), {"id": "bad", "prompt": 5}]
 
+IMPORTED = [
+    "eyas.loop",
+    "pandas",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "transformers.tokenization_utils_tokenizers",
+    "uvloop",
+]
+"""What each process would else import anew; names that are not there are passed over."""
+
 
 @pytest.fixture(scope="module")
 def target() -> Target:
@@ -62,7 +72,7 @@ def dying(config: CaptureConfig, last: int, *, archive: bool = False) -> None:
 def die_at(config: CaptureConfig, last: int, *, archive: bool = False) -> int | None:
     """The exit code of a process of its own that captures so far."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["eyas.loop", "eyas.readers", "transformers", "pyarrow.parquet"])
+    context.set_forkserver_preload(IMPORTED)
     child = context.Process(target=dying, args=(config, last), kwargs={"archive": archive})
     child.start()
     child.join(60)
