@@ -25,10 +25,13 @@ DIED = 9
 ROWS = [*numbered(5), *paired(2), {"id": "bad", "prompt": 5}]
 
 IMPORTED = [
+    "aiohttp.web",
+    "eyas.demo.server",
     "eyas.loop",
     "pandas",
     "pyarrow.compute",
     "pyarrow.parquet",
+    "pytest",
     "transformers.tokenization_utils_tokenizers",
     "uvloop",
 ]
