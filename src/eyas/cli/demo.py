@@ -130,7 +130,9 @@ def _show(run: Path, *, tiny: bool) -> None:
 
 def _print_score(run: Any) -> None:
     """How many of the tiny model's answers are right, by the problems' own answers."""
-    tokenizer, profile = _loaded(run)
+    from eyas.cli.show import load_for
+
+    tokenizer, profile = load_for(run)
     right = rows = 0
     for trace in run.traces():
         answers = json.loads(trace.metadata).get("answers") or []
@@ -139,9 +141,3 @@ def _print_score(run: Any) -> None:
             content = profile.read(tokenizer, trace.prompt_ids, trace.output_ids).content
             right += content.strip() == str(answers[trace.turn]).strip()
     typer.echo(f"answers   {right} of {rows} right (sampled, on problems kept out of training)")
-
-
-def _loaded(run: Any) -> tuple[Any, Any]:
-    from eyas.cli.show import load_for
-
-    return load_for(run)
