@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from eyas.engines import Request, Sampling, SGLang
-from eyas.engines.sglang import parse_version, read_answer, refuse_known_bad
+from eyas.engines.known_faults import parse_version, refuse_fatal
+from eyas.engines.sglang import read_answer
 from eyas.errors import EyasError, MalformedAnswer
 from fault_server import Answer, FaultServer
 
@@ -101,9 +102,9 @@ def test_versions_between_are_refused_and_those_around_are_not() -> None:
     bad = ["0.4.10.post2", "0.5.1", "0.5.2", "0.5.3.post3", "0.5.4", "0.5.4.post1", "0.5.4.post2"]
     for version in bad:
         with pytest.raises(EyasError, match="0.5.18"):
-            refuse_known_bad(version)
+            refuse_fatal("sglang", version)
     for version in ("0.5.0rc2", "0.5.4.post3", "0.5.5", "0.5.23", "1.0.0"):
-        refuse_known_bad(version)
+        refuse_fatal("sglang", version)
 
 
 @pytest.mark.parametrize(

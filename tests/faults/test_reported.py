@@ -18,7 +18,8 @@ from capturing import (
 from eyas import ChatTemplate, EyasError, Run, build_profile, load_tokenizer
 from eyas.checks import Checker, bad_prompt_id
 from eyas.engines import Generation
-from eyas.engines.sglang import read_answer, refuse_known_bad
+from eyas.engines.known_faults import refuse_fatal
+from eyas.engines.sglang import read_answer
 from eyas.tokens.tokenizer import ModelFiles, Tokenizer
 from fault_server import Answer, Fault, FaultServer, Target
 
@@ -54,9 +55,9 @@ def test_prompt_ids_in_front_of_the_output() -> None:
 def test_versions_that_are_known_to_be_wrong(version: str | None, refused: bool) -> None:
     if refused:
         with pytest.raises(EyasError, match=r"0\.5\.18"):
-            refuse_known_bad(version)
+            refuse_fatal("sglang", version)
     else:
-        refuse_known_bad(version)
+        refuse_fatal("sglang", version)
 
 
 def test_a_known_bad_server_is_refused_before_anything_is_sent(

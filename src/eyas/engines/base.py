@@ -59,6 +59,8 @@ class Generation:
     """Whether this engine names the matched id; where it does, it must (SGLang)."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    length: int | None = None
+    """On ``length``: how many ids the engine says it made, besides its count (SGLang)."""
     prompt_echo: list[int] | None = None
     """The prompt ids that the engine says it ran."""
     text: str | None = None
@@ -88,11 +90,38 @@ class ServerInfo:
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Scores:
+    """Log-probabilities of ids that were given, from one prefill."""
+
+    ids: list[int]
+    """The ids that the engine says it scored."""
+    logprobs: list[float]
+    """Natural logarithms at temperature 1, one an id."""
+    tops: list[list[tuple[int, float]]] | None = None
+    """The most likely (id, log-probability) at each position, the likeliest first."""
+
+
+@dataclass(slots=True)
+class ChatAnswer:
+    """What the chat API said: text, as most scripts would store it."""
+
+    content: str
+    reasoning: str | None
+    """``reasoning_content`` or ``reasoning``, where a parser on the server parts them."""
+    finish_reason: str | None
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
 class Engine(Protocol):
     """A serving engine at one address."""
 
     name: str
     url: str
+    sampling: Sampling
+    scaled_logprobs: bool
+    """Whether the log-probabilities of generated ids are those after the temperature."""
 
     async def identify(self) -> ServerInfo:
         """Ask the server who it is.
@@ -109,6 +138,39 @@ class Engine(Protocol):
         Raises:
             EngineError: one of its kinds; nothing was stored and nothing is retried here.
         """
+        ...
+
+    async def score(self, ids: Sequence[int], *, start: int, top: int = 0) -> Scores | None:
+        """Log-probabilities of ``ids[start:]``, each given all ids before it, in one prefill.
+
+        Args:
+            ids: checked against the vocabulary; one id fewer than the context at most.
+            start: at least 1, since the first id has no probability.
+            top: how many of the most likely ids to give at each position.
+
+        Returns:
+            None where this engine (or version) cannot score a prompt.
+
+        Raises:
+            EngineError: one of its kinds.
+        """
+        ...
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """The server's ids of a text, nothing added; None where it has no such page."""
+        ...
+
+    async def render(
+        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any]
+    ) -> list[int] | str | None:
+        """The server's own rendering of messages with the generation prompt, as far as it has
+        one: ids, or text (llama.cpp), or None."""
+        ...
+
+    async def chat(
+        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], *, max_tokens: int
+    ) -> ChatAnswer | None:
+        """The same messages through ``/v1/chat/completions`` at temperature 0; None without."""
         ...
 
     async def reachable(self) -> bool:

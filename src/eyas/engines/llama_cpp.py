@@ -9,10 +9,13 @@ in llama-cpp-python 0.3.36). Streaming loses ids inside unfinished characters: n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from eyas.engines.base import Generation, Request, Sampling, ServerInfo
+from eyas.engines import openai
+from eyas.engines.base import ChatAnswer, Generation, Request, Sampling, Scores, ServerInfo
 from eyas.engines.http import HttpClient
+from eyas.engines.openai import as_int, as_text
 from eyas.errors import ConfigError, MalformedAnswer
 
 _FINISH = {"eos": "stop", "limit": "length"}
@@ -22,6 +25,7 @@ class LlamaCpp:
     """A llama.cpp server at one address."""
 
     name = "llama_cpp"
+    scaled_logprobs = False
 
     def __init__(
         self, url: str, *, sampling: Sampling | None = None, api_key: str | None = None
@@ -77,16 +81,19 @@ class LlamaCpp:
         self._context = context if isinstance(context, int) else None
         self.sampling = self._sampling
         alias = props.get("model_alias") or props.get("model_path")
-        slots = props.get("total_slots")
+        listed = (await openai.listed_model(self._http)).get("meta")
+        details = {k: props[k] for k in ("model_path", "model_ftype", "build_info") if props.get(k)}
+        if isinstance(listed, dict) and as_int(listed.get("n_vocab")):
+            details["vocab_size"] = listed["n_vocab"]
         return ServerInfo(
             engine=self.name,
             url=self.url,
             version=str(props["build_info"]) if props.get("build_info") else None,
-            model=None if alias is None else str(alias),
+            model=as_text(alias),
             context_length=self._context,
-            slots=slots if isinstance(slots, int) else None,
-            details={k: props[k] for k in ("model_path", "model_ftype", "build_info") if props.get(k)},
-        )  # fmt: skip
+            slots=as_int(props.get("total_slots")),
+            details=details,
+        )
 
     async def generate(self, request: Request) -> Generation:
         body: dict[str, Any] = {
@@ -98,6 +105,32 @@ class LlamaCpp:
         if request.logprobs:
             body["n_probs"] = 1
         return read_answer(await self._http.post("/completion", body))
+
+    async def score(self, ids: Sequence[int], *, start: int, top: int = 0) -> Scores | None:
+        """None: the server gives no log-probabilities of prompt ids."""
+        del ids, start, top
+        return None
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        body = {"content": text, "add_special": False, "parse_special": True}
+        tokens = (await openai.post_or_none(self._http, "/tokenize", body) or {}).get("tokens")
+        whole = isinstance(tokens, list) and all(type(i) is int for i in tokens)
+        return tokens if whole else None
+
+    async def render(
+        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any]
+    ) -> list[int] | str | None:
+        body: dict[str, Any] = {"messages": list(messages)}
+        if kwargs:
+            body["chat_template_kwargs"] = kwargs
+        answer = await openai.post_or_none(self._http, "/apply-template", body)
+        prompt = (answer or {}).get("prompt")
+        return prompt if isinstance(prompt, str) else None
+
+    async def chat(
+        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], *, max_tokens: int
+    ) -> ChatAnswer | None:
+        return await openai.chat(self._http, messages, kwargs, max_tokens=max_tokens, model=None)
 
     async def reachable(self) -> bool:
         return await self._http.reachable()
@@ -124,14 +157,13 @@ def read_answer(answer: dict[str, Any]) -> Generation:
         except (TypeError, ValueError, KeyError) as error:
             raise MalformedAnswer(f"completion_probabilities cannot be read: {error}") from error
     cut = "the server cut the prompt to fit its context" if answer.get("truncated") else None
-    evaluated, predicted = answer.get("tokens_evaluated"), answer.get("tokens_predicted")
     text = answer.get("content")
     return Generation(
         output_ids=tokens if isinstance(tokens, list) else [],
         finish_reason=_FINISH.get(str(stop), str(stop)),
         names_stop=False,
-        prompt_tokens=evaluated if isinstance(evaluated, int) else None,
-        completion_tokens=predicted if isinstance(predicted, int) else None,
+        prompt_tokens=as_int(answer.get("tokens_evaluated")),
+        completion_tokens=as_int(answer.get("tokens_predicted")),
         text=text if isinstance(text, str) else None,
         logprob_ids=logprob_ids,
         logprobs=logprobs,

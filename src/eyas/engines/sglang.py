@@ -9,13 +9,16 @@ Sources: sglang 0.5.23 ``srt/managers/io_struct.py`` (request), ``tokenizer_mana
 
 from __future__ import annotations
 
-import re
 import uuid
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from eyas.engines.base import Generation, Request, Sampling, ServerInfo
+from eyas.engines import openai
+from eyas.engines.base import ChatAnswer, Generation, Request, Sampling, Scores, ServerInfo
 from eyas.engines.http import HttpClient
+from eyas.engines.known_faults import parse_version, refuse_fatal
+from eyas.engines.openai import as_int, as_text
 from eyas.errors import MalformedAnswer, UnsuitableServerError
 
 _KEPT = (
@@ -32,6 +35,8 @@ class SGLang:
     """An SGLang server (or its router) at one address."""
 
     name = "sglang"
+    scaled_logprobs = True
+    """SGLang divides by the temperature first, unless SGLANG_RETURN_ORIGINAL_LOGPROB is set."""
 
     def __init__(
         self, url: str, *, sampling: Sampling | None = None, api_key: str | None = None
@@ -39,6 +44,7 @@ class SGLang:
         self._http = HttpClient(url, api_key=api_key)
         self.url = self._http.url
         self._version: tuple[int, ...] | None = None
+        self._model: str | None = None
         self._rid, self._count = uuid.uuid4().hex[:16], count()
         self.sampling = sampling or Sampling()
 
@@ -64,15 +70,15 @@ class SGLang:
         info = ServerInfo(
             engine=self.name,
             url=self.url,
-            version=_text((server or {}).get("version")),
-            model=_text(said.get("served_model_name")) or _text(said.get("model_path")),
-            weight_version=_text((model or {}).get("weight_version")),
+            version=as_text((server or {}).get("version")),
+            model=as_text(said.get("served_model_name")) or as_text(said.get("model_path")),
+            weight_version=as_text((model or {}).get("weight_version")),
             context_length=_context_length(models, server),
-            slots=_int((server or {}).get("max_running_requests")),
+            slots=as_int((server or {}).get("max_running_requests")),
             details={name: said[name] for name in _KEPT if said.get(name) is not None},
         )
-        self._version = parse_version(info.version)
-        refuse_known_bad(info.version)
+        self._version, self._model = parse_version(info.version), info.model
+        refuse_fatal(self.name, info.version)
         if said.get("allow_auto_truncate"):
             raise UnsuitableServerError(
                 f"{self.url} was started with --allow-auto-truncate, which cuts long prompts "
@@ -102,6 +108,36 @@ class SGLang:
         if request.logprobs:
             body["return_logprob"] = True
         return read_answer(await self._http.post("/generate", body))
+
+    async def score(self, ids: Sequence[int], *, start: int, top: int = 0) -> Scores | None:
+        answer = await openai.post_or_none(
+            self._http,
+            "/generate",
+            {
+                "input_ids": list(ids),
+                "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+                "return_logprob": True,
+                "logprob_start_len": start - 1,  # the first entry it gives has no probability
+                "top_logprobs_num": top,
+                "stream": False,
+            },
+        )
+        return None if answer is None else read_scores(answer, len(ids) - start)
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        return await openai.tokenize(self._http, text, self._model)
+
+    async def render(
+        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any]
+    ) -> list[int] | None:
+        return await openai.render(self._http, messages, kwargs, self._model)
+
+    async def chat(
+        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], *, max_tokens: int
+    ) -> ChatAnswer | None:
+        return await openai.chat(
+            self._http, messages, kwargs, max_tokens=max_tokens, model=self._model
+        )
 
     async def reachable(self) -> bool:
         return await self._http.reachable()
@@ -162,56 +198,48 @@ def read_answer(answer: dict[str, Any]) -> Generation:
     return Generation(
         output_ids=ids if isinstance(ids, list) else [],
         finish_reason=f"{kind}: {finish.get('message')}" if said_abort and isinstance(finish, dict)
-        and finish.get("message") else _text(kind),
+        and finish.get("message") else as_text(kind),
         matched=matched,
-        prompt_tokens=_int(meta.get("prompt_tokens")),
-        completion_tokens=_int(meta.get("completion_tokens")),
+        length=as_int(finish.get("length")) if isinstance(finish, dict) else None,
+        prompt_tokens=as_int(meta.get("prompt_tokens")),
+        completion_tokens=as_int(meta.get("completion_tokens")),
         prompt_echo=echo if isinstance(echo, list) else None,
         text=text if isinstance(text, str) else None,
         logprob_ids=logprob_ids,
         logprobs=logprobs,
-        weight_version=_text(version),
-        cached_tokens=_int(meta.get("cached_tokens")),
+        weight_version=as_text(version),
+        cached_tokens=as_int(meta.get("cached_tokens")),
         refusal=refusal,
     )  # fmt: skip
 
 
-def parse_version(version: str | None) -> tuple[int, ...] | None:
-    """``0.5.4.post2`` as (0, 5, 4, 2); None where the server tells none or a strange one."""
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?", version or "")
-    return None if match is None else tuple(int(part or 0) for part in match.groups())
+def read_scores(answer: dict[str, Any], count: int) -> Scores | None:
+    """The last `count` entries of ``input_token_logprobs``; None where there are fewer.
 
-
-def refuse_known_bad(version: str | None) -> None:
-    """Raise UnsuitableServerError for versions whose ``output_ids`` are wrong or absent."""
-    number = parse_version(version)
-    if number is None:
-        return
-    advice = "Use SGLang 0.5.18 or newer (0.5.4.post3 at least)."
-    if number < (0, 5, 0, 0):
-        raise UnsuitableServerError(
-            f"SGLang {version} returns no output_ids on /generate (versions before 0.5.0). {advice}"
+    An entry is ``[logprob, id, text]``; the first of a prompt has null for its logprob.
+    """
+    meta = answer.get("meta_info")
+    entries = meta.get("input_token_logprobs") if isinstance(meta, dict) else None
+    if not isinstance(entries, list) or len(entries) < count or count < 1:
+        return None
+    tops = meta.get("input_top_logprobs") if isinstance(meta, dict) else None
+    try:
+        scored = [(entry[1], float(entry[0])) for entry in entries[-count:]]
+        likely = (
+            [[(i, float(lp)) for lp, i, *_ in place or ()] for place in tops[-count:]]
+            if isinstance(tops, list) and len(tops) >= count
+            else None
         )
-    if (0, 5, 1, 0) <= number <= (0, 5, 4, 2):
-        raise UnsuitableServerError(
-            f"SGLang {version} puts the prompt's last ids before the output's "
-            f"(0.5.1 to 0.5.4.post2), so no row would be right. {advice}"
-        )
+    except (TypeError, ValueError, IndexError, KeyError):
+        return None
+    return Scores([i for i, _ in scored], [lp for _, lp in scored], likely)
 
 
 def _context_length(models: dict[str, Any] | None, server: dict[str, Any] | None) -> int | None:
     """/v1/models says it reliably; /server_info's context_length is often null."""
     listed = (models or {}).get("data")
     if isinstance(listed, list) and listed and isinstance(listed[0], dict):
-        found = _int(listed[0].get("max_model_len"))
+        found = as_int(listed[0].get("max_model_len"))
         if found:
             return found
-    return _int((server or {}).get("context_length"))
-
-
-def _int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None or isinstance(value, dict | list) else str(value)
+    return as_int((server or {}).get("context_length"))

@@ -1,0 +1,104 @@
+"""The OpenAI-like routes that several engines share; none of them is captured from.
+
+Invariant: these give text and figures for comparison only; a route that is not there is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eyas.engines.base import ChatAnswer
+from eyas.engines.http import HttpClient
+from eyas.errors import BusyError, MalformedAnswer, RequestRefused
+
+
+async def listed_model(http: HttpClient) -> dict[str, Any]:
+    """The first entry of ``/v1/models``, or an empty object."""
+    listed = (await http.get("/v1/models") or {}).get("data")
+    if isinstance(listed, list) and listed and isinstance(listed[0], dict):
+        return listed[0]
+    return {}
+
+
+async def post_or_none(http: HttpClient, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+    """POST to a page that may be missing or refuse this: then None."""
+    try:
+        return await http.post(path, body)
+    except (RequestRefused, MalformedAnswer):
+        return None
+    except BusyError as error:
+        if error.status in (500, 501):  # older servers answer so to fields that they do not know
+            return None
+        raise
+
+
+async def tokenize(http: HttpClient, text: str, model: str | None) -> list[int] | None:
+    """``/tokenize`` as SGLang and vLLM have it."""
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    return _ids(await post_or_none(http, "/tokenize", body))
+
+
+async def render(
+    http: HttpClient, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], model: str | None
+) -> list[int] | None:
+    """``/tokenize`` with messages: the server's own chat template."""
+    body: dict[str, Any] = {"model": model, "messages": list(messages)}
+    if kwargs:
+        body["chat_template_kwargs"] = kwargs
+    return _ids(await post_or_none(http, "/tokenize", body))
+
+
+async def chat(
+    http: HttpClient,
+    messages: Sequence[dict[str, Any]],
+    kwargs: dict[str, Any],
+    *,
+    max_tokens: int,
+    model: str | None,
+) -> ChatAnswer | None:
+    """``/v1/chat/completions`` at temperature 0."""
+    body: dict[str, Any] = {
+        "model": model or "default",
+        "messages": list(messages),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "top_p": 1,
+        "stream": False,
+    }
+    if kwargs:
+        body["chat_template_kwargs"] = kwargs
+    answer = await post_or_none(http, "/v1/chat/completions", body)
+    try:
+        choice = (answer or {})["choices"][0]
+        message = choice["message"]
+        content, reasoning = message.get("content"), message.get("reasoning_content")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return None
+    reasoning = message.get("reasoning") if reasoning is None else reasoning
+    usage = (answer or {}).get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    return ChatAnswer(
+        content=content if isinstance(content, str) else "",
+        reasoning=reasoning if isinstance(reasoning, str) else None,
+        finish_reason=as_text(choice.get("finish_reason")),
+        prompt_tokens=as_int(usage.get("prompt_tokens")),
+        completion_tokens=as_int(usage.get("completion_tokens")),
+    )
+
+
+def as_int(value: Any) -> int | None:
+    """A count, or None for whatever else JSON can hold (``true`` is no count)."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def as_text(value: Any) -> str | None:
+    """A plain value as text, or None."""
+    return None if value is None or isinstance(value, dict | list) else str(value)
+
+
+def _ids(answer: dict[str, Any] | None) -> list[int] | None:
+    tokens = (answer or {}).get("tokens")
+    if not isinstance(tokens, list) or any(type(i) is not int for i in tokens):
+        return None
+    return tokens

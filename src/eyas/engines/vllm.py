@@ -1,0 +1,192 @@
+"""vLLM: ``POST /v1/completions`` with a prompt of ids and ``return_token_ids``, not streamed.
+
+Invariant: every sampling parameter is sent, since vLLM fills what is absent from the model's
+generation config (and caps the output at 16 tokens); an answer without ``token_ids`` is no
+answer, since vLLM ignores fields that it does not know.
+
+Sources: vllm 0.32.0 ``entrypoints/openai/completion/protocol.py`` and ``serving.py``,
+``v1/core/sched/utils.py`` (``stop_reason`` is null for the model's first eos id, and an id for
+any other), ``config/model.py`` (``logprobs_mode`` is ``raw_logprobs``: before the temperature).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eyas.engines import openai
+from eyas.engines.base import ChatAnswer, Generation, Request, Sampling, Scores, ServerInfo
+from eyas.engines.http import HttpClient
+from eyas.engines.openai import as_int, as_text
+from eyas.errors import MalformedAnswer
+
+_ID_PREFIX = "token_id:"
+
+
+class VLLM:
+    """A vLLM server at one address."""
+
+    name = "vllm"
+    scaled_logprobs = False
+
+    def __init__(
+        self, url: str, *, sampling: Sampling | None = None, api_key: str | None = None
+    ) -> None:
+        self._http = HttpClient(url, api_key=api_key)
+        self.url = self._http.url
+        self._model: str | None = None
+        self.sampling = sampling or Sampling()
+
+    @property
+    def sampling(self) -> Sampling:
+        return self._sampling
+
+    @sampling.setter
+    def sampling(self, value: Sampling) -> None:
+        self._sampling = value
+        self._params: dict[str, Any] = {
+            "temperature": value.temperature,
+            "top_p": value.top_p,
+            "top_k": max(value.top_k, 0),
+            "min_p": value.min_p,
+            "repetition_penalty": value.repetition_penalty,
+            "presence_penalty": value.presence_penalty,
+            "frequency_penalty": value.frequency_penalty,
+            "stop_token_ids": list(value.stop_token_ids),
+            "ignore_eos": False,
+            "n": 1,
+            "return_token_ids": True,
+            # These touch `text` alone; with them it is the plain decoding of the ids.
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "stream": False,
+        }
+
+    async def identify(self) -> ServerInfo:
+        """Read /version and /v1/models; /server_info is there in vLLM's development mode only."""
+        version = await self._http.get("/version") or {}
+        listed = await openai.listed_model(self._http)
+        self._model = as_text(listed.get("id"))
+        return ServerInfo(
+            engine=self.name,
+            url=self.url,
+            version=as_text(version.get("version")),
+            model=self._model,
+            context_length=as_int(listed.get("max_model_len")),
+            details={"model_path": listed["root"]} if listed.get("root") else {},
+        )
+
+    async def generate(self, request: Request) -> Generation:
+        body: dict[str, Any] = {
+            **self._params,
+            "prompt": request.prompt_ids,
+            "max_tokens": request.max_new_tokens,
+            "seed": request.seed,
+        }
+        if self._model is not None:
+            body["model"] = self._model
+        if request.logprobs:
+            body["logprobs"], body["return_tokens_as_token_ids"] = 1, True
+        return read_answer(await self._http.post("/v1/completions", body))
+
+    async def score(self, ids: Sequence[int], *, start: int, top: int = 0) -> Scores | None:
+        answer = await openai.post_or_none(
+            self._http,
+            "/v1/completions",
+            {
+                "model": self._model,
+                "prompt": list(ids),
+                "max_tokens": 1,
+                "temperature": 1.0,
+                "prompt_logprobs": top,
+                "return_token_ids": True,
+                "stream": False,
+            },
+        )
+        return None if answer is None else read_scores(answer, list(ids), start, top)
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        return await openai.tokenize(self._http, text, self._model)
+
+    async def render(
+        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any]
+    ) -> list[int] | None:
+        return await openai.render(self._http, messages, kwargs, self._model)
+
+    async def chat(
+        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], *, max_tokens: int
+    ) -> ChatAnswer | None:
+        return await openai.chat(
+            self._http, messages, kwargs, max_tokens=max_tokens, model=self._model
+        )
+
+    async def reachable(self) -> bool:
+        return await self._http.reachable()
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+def _choice(answer: dict[str, Any]) -> dict[str, Any]:
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        raise MalformedAnswer(f"the answer does not hold one choice (keys {sorted(answer)[:8]})")
+    return choices[0]
+
+
+def read_answer(answer: dict[str, Any]) -> Generation:
+    """Read the object that /v1/completions answers. What is absent stays None.
+
+    Raises:
+        MalformedAnswer: not exactly one choice, or log-probabilities that cannot be read.
+    """
+    choice = _choice(answer)
+    usage = answer.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    cached = usage.get("prompt_tokens_details")
+    ids, echo, text = choice.get("token_ids"), choice.get("prompt_token_ids"), choice.get("text")
+    logprob_ids = logprobs = None
+    given = choice.get("logprobs")
+    if isinstance(given, dict):
+        try:
+            if all(name.startswith(_ID_PREFIX) for name in given["tokens"]):
+                logprob_ids = [int(name[len(_ID_PREFIX) :]) for name in given["tokens"]]
+                logprobs = [float(lp) for lp in given["token_logprobs"]]
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise MalformedAnswer(f"logprobs cannot be read: {error}") from error
+    return Generation(
+        output_ids=ids if isinstance(ids, list) else [],
+        finish_reason=as_text(choice.get("finish_reason")),
+        matched=choice.get("stop_reason"),
+        names_stop=False,
+        prompt_tokens=as_int(usage.get("prompt_tokens")),
+        completion_tokens=as_int(usage.get("completion_tokens")),
+        prompt_echo=echo if isinstance(echo, list) else None,
+        text=text if isinstance(text, str) else None,
+        logprob_ids=logprob_ids,
+        logprobs=logprobs,
+        cached_tokens=as_int(cached.get("cached_tokens")) if isinstance(cached, dict) else None,
+    )
+
+
+def read_scores(answer: dict[str, Any], ids: list[int], start: int, top: int) -> Scores | None:
+    """Read ``prompt_logprobs``: at each position an object of id -> {logprob, rank}.
+
+    The position's own id is always in it, besides the most likely ones.
+    """
+    places = _choice(answer).get("prompt_logprobs")
+    if not isinstance(places, list) or len(places) != len(ids):
+        return None
+    scored: list[tuple[int, float]] = []
+    tops: list[list[tuple[int, float]]] = []
+    try:
+        for own, place in zip(ids[start:], places[start:], strict=True):
+            likely = sorted(
+                (entry.get("rank", 0), int(i), float(entry["logprob"]))
+                for i, entry in place.items()
+            )
+            scored.append((own, next(lp for _, i, lp in likely if i == own)))
+            tops.append([(i, lp) for rank, i, lp in likely if rank <= top])
+    except (TypeError, ValueError, KeyError, AttributeError, StopIteration):
+        return None
+    return Scores([i for i, _ in scored], [lp for _, lp in scored], tops)
