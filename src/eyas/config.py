@@ -7,28 +7,26 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from eyas.errors import ConfigError
 
+_Config = TypeVar("_Config", bound="TargetConfig")
 
-class CaptureConfig(BaseModel):
-    """Everything that `eyas capture` can be told. Unknown names are refused."""
+
+class TargetConfig(BaseModel):
+    """Which target is asked, and how; what `eyas probe` can be told. Unknown names are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
-    prompts: list[str] = Field(min_length=1)
-    """Files, globs or ``-`` for standard input."""
-    out: str
-    """The run directory."""
     url: str
     """The server's address."""
     tokenizer: str
     """A directory with the target's tokenizer files, a .gguf file, or a hub id."""
-    engine: Literal["auto", "sglang", "llama_cpp"] = "auto"
+    engine: Literal["auto", "sglang", "vllm", "llama_cpp"] = "auto"
 
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -38,10 +36,6 @@ class CaptureConfig(BaseModel):
     """Sampling. Where nothing is said, the model's generation config decides."""
     max_new_tokens: int = Field(16384, ge=1)
     """The token budget of one answer, reasoning included; clamped to the context."""
-    n: int = Field(1, ge=1)
-    """Independent samples of each conversation."""
-    seed: int = 0
-    """The base seed; each request's own seed is a hash of it and the row's key."""
     stop_token_ids: list[int] = []
     """Ids that end generation besides the model's own."""
 
@@ -53,21 +47,13 @@ class CaptureConfig(BaseModel):
     """A template file that replaces the model's own."""
     date: dt.date | None = None
     """What templates that print today's date are given; the day on which the run began."""
-    column: str | None = None
-    """The input column that holds the prompt."""
 
-    limit: int | None = Field(None, ge=1)
-    """Take only the first conversations of the input."""
-    concurrency: int | None = Field(None, ge=1, le=65536)
-    """Requests in flight; what the server says it runs at once, else 64."""
     api_key_env: str | None = None
     """The name of the environment variable that holds the API key."""
     logprobs: bool = False
     """Store the log-probabilities of the generated ids."""
     on_missing_closer: Literal["reject", "keep"] = "reject"
     """What becomes of a turn that ended inside its reasoning."""
-    reject: list[str] = []
-    """Marks that refuse a row."""
     tries: int = Field(4, ge=1)
     """How often a request is sent before its row is rejected."""
     give_up_after: float = Field(120.0, ge=0)
@@ -77,6 +63,27 @@ class CaptureConfig(BaseModel):
     @classmethod
     def _date(cls, value: Any) -> Any:
         return dt.date.fromisoformat(value) if isinstance(value, str) else value
+
+
+class CaptureConfig(TargetConfig):
+    """Everything that `eyas capture` can be told. Unknown names are refused."""
+
+    prompts: list[str] = Field(min_length=1)
+    """Files, globs or ``-`` for standard input."""
+    out: str
+    """The run directory."""
+    n: int = Field(1, ge=1)
+    """Independent samples of each conversation."""
+    seed: int = 0
+    """The base seed; each request's own seed is a hash of it and the row's key."""
+    column: str | None = None
+    """The input column that holds the prompt."""
+    limit: int | None = Field(None, ge=1)
+    """Take only the first conversations of the input."""
+    concurrency: int | None = Field(None, ge=1, le=65536)
+    """Requests in flight; what the server says it runs at once, else 64."""
+    reject: list[str] = []
+    """Marks that refuse a row."""
 
     @field_validator("reject")
     @classmethod
@@ -90,23 +97,41 @@ class CaptureConfig(BaseModel):
 
 
 def make_config(given: dict[str, Any], file: str | Path | None = None) -> CaptureConfig:
-    """A configuration from a YAML file and the values given beside it, which win.
+    """A capture's configuration from a YAML file and the values given beside it, which win.
 
     Raises:
         ConfigError: naming the field, the rule and the value.
     """
     values = {**(read_config_file(Path(file)) if file else {}), **given}
+    return _validated(CaptureConfig, values, given, file)
+
+
+def make_target_config(given: dict[str, Any], file: str | Path | None = None) -> TargetConfig:
+    """A target's configuration likewise; what concerns captures alone is left out of the file.
+
+    Raises:
+        ConfigError: naming the field, the rule and the value.
+    """
+    read = read_config_file(Path(file)) if file else {}
+    only_capture = set(CaptureConfig.model_fields) - set(TargetConfig.model_fields)
+    values = {**{k: v for k, v in read.items() if k not in only_capture}, **given}
+    return _validated(TargetConfig, values, given, file)
+
+
+def _validated(
+    kind: type[_Config], values: dict[str, Any], given: dict[str, Any], file: str | Path | None
+) -> _Config:
     try:
-        return CaptureConfig.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         where = f" in {file}" if file and first["loc"] and first["loc"][0] not in given else ""
         if first["type"] == "missing":
             option = {"prompts": "PROMPTS"}.get(name, "--" + name.replace("_", "-"))
-            raise ConfigError(f"{option} is missing; see eyas capture --help") from error
+            raise ConfigError(f"{option} is missing; see --help") from error
         if first["type"] == "extra_forbidden":
-            known = ", ".join(sorted(CaptureConfig.model_fields))
+            known = ", ".join(sorted(kind.model_fields))
             raise ConfigError(f"unknown name {name!r}{where}; known are {known}") from error
         raise ConfigError(
             f"{name}{where}: {first['msg']} (it is {str(first['input'])[:80]!r})"

@@ -6,7 +6,8 @@ EyasError                       a sentence for the user; the CLI prints it witho
 │   ├── InputError              prompt files that do not exist or cannot be opened
 │   ├── TokenizerError          a tokenizer or chat template that cannot be used
 │   ├── FingerprintError        the output directory belongs to another configuration
-│   └── UnsuitableServerError   a server of a kind or version that cannot be captured from
+│   ├── UnsuitableServerError   a server of a kind or version that cannot be captured from
+│   └── ProbeFailed             a capture from this server would be wrong
 ├── TemplateRefusal             the chat template refuses one conversation           (rejects a row)
 ├── EngineError                 one request failed
 │   ├── ServerUnreachable       nothing answers at the address; no request was lost
@@ -59,6 +60,10 @@ class FingerprintError(UsageError):
 
 class UnsuitableServerError(UsageError):
     """The server is of a kind or version from which ids cannot be captured."""
+
+
+class ProbeFailed(UsageError):
+    """The probe before a capture found that its rows would be wrong."""
 
 
 class TemplateRefusal(EyasError):

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +28,7 @@ from eyas.engines import Generation, Request
 from eyas.engines.pool import Pool
 from eyas.errors import EXIT_INTERRUPTED, EyasError, RowFailed
 from eyas.feed import Feed, Job, trace_of
+from eyas.findings import Finding
 from eyas.progress import Progress, Summary
 from eyas.session import Session, open_session
 from eyas.trace import Rejected
@@ -42,6 +43,8 @@ def capture(
     config: CaptureConfig,
     *,
     archive: bool = False,
+    probe: bool = True,
+    on_finding: Callable[[Finding], None] | None = None,
     on_start: Callable[[Session], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] | None = None,
@@ -51,6 +54,8 @@ def capture(
     Args:
         config: what to do; see `CaptureConfig`.
         archive: put the rows of another configuration in the run directory aside.
+        probe: ask the server the probe's questions first, and end if a capture would be wrong.
+        on_finding: takes each of the probe's findings as it is made.
         on_start: called once when the server and the run are known.
         on_progress: called about twice a second.
         say: takes single lines for the user.
@@ -67,7 +72,15 @@ def capture(
     else:
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner, _long_lived_apart():
-        return runner.run(_capture(config, archive, on_start, on_progress, say or (lambda _: None)))
+        opening = partial(
+            open_session,
+            config,
+            archive=archive,
+            probe=probe,
+            say=say or (lambda _: None),
+            on_finding=on_finding,
+        )
+        return runner.run(_capture(opening, on_start, on_progress, say or (lambda _: None)))
 
 
 @contextmanager
@@ -82,13 +95,12 @@ def _long_lived_apart() -> Iterator[None]:
 
 
 async def _capture(
-    config: CaptureConfig,
-    archive: bool,
+    opening: Callable[[], Awaitable[Session]],
     on_start: Callable[[Session], None] | None,
     on_progress: Callable[[Progress], None] | None,
     say: Callable[[str], None],
 ) -> Summary:
-    session = await open_session(config, archive=archive, say=say)
+    session = await opening()
     gc.freeze()  # the tokenizer and what it imported
     try:
         if on_start is not None:
@@ -114,33 +126,33 @@ class _Loop:
         self._on_progress = on_progress
         self._say = say
         self._pool = Pool(
-            session.engine,
-            session.info,
+            session.target.engine,
+            session.target.info,
             tries=config.tries,
             give_up_after_s=config.give_up_after,
             say=self._note,
             on_weights=session.learn_weights,
         )
         self._checker = Checker(
-            session.tokenizer,
-            session.profile,
+            session.target.tokenizer,
+            session.target.profile,
             keep_missing_closer=config.on_missing_closer == "keep",
             want_logprobs=config.logprobs,
         )
         self._refused_marks = frozenset(config.reject)
         self._common = {
             "template_kwargs": orjson.dumps(config.template_kwargs).decode(),
-            "sampling": orjson.dumps(session.sampling.as_dict()).decode(),
+            "sampling": orjson.dumps(session.target.sampling.as_dict()).decode(),
         }
         self._feed = Feed(
             session.reader,
             run=session.run,
             ledger=session.ledger,
-            tokenizer=session.tokenizer,
-            template=session.template,
-            profile=session.profile,
+            tokenizer=session.target.tokenizer,
+            template=session.target.template,
+            profile=session.target.profile,
             max_new_tokens=config.max_new_tokens,
-            context_length=session.context_length,
+            context_length=session.target.context_length,
             samples=config.n,
             limit=config.limit,
             common=self._common,
@@ -310,8 +322,8 @@ class _Loop:
         """Render a conversation's next turn on the answer it got, on a thread."""
 
         def render() -> list[Rejected]:
-            reading = self._session.profile.read(
-                self._session.tokenizer, job.prompt_ids, generation.output_ids
+            reading = self._session.target.profile.read(
+                self._session.target.tokenizer, job.prompt_ids, generation.output_ids
             )
             return self._feed.next_turn(job, reading.content, reading.reasoning)
 

@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 def print_start(session: Session, live: Live) -> None:
     """Who answers, how it is sampled, and what the prompt's end looks like."""
-    info, profile, tokenizer = session.info, session.profile, session.tokenizer
+    target = session.target
+    info, profile, tokenizer = target.info, target.profile, target.tokenizer
     engine = f"{info.engine} {info.version or '(version not told)'}"
     live.say(f"server    {info.url}  {engine}  model {info.model or 'not told'}")
-    sampling = {k: v for k, v in session.sampling.as_dict().items() if v not in ([], 0.0) or k ==
+    sampling = {k: v for k, v in target.sampling.as_dict().items() if v not in ([], 0.0) or k ==
                 "temperature"}  # fmt: skip
     budget = session.config.max_new_tokens
     said = "  ".join(f"{name} {value}" for name, value in sampling.items())
     live.say(f"sampling  {said}  max_new_tokens {budget}  n {session.config.n}")
-    if session.template is not None and profile.prompt_tail:
+    if target.template is not None and profile.prompt_tail:
         tail = tokenizer.decode(profile.prompt_tail[-4:])
         thinking = {
             "open": f"opened by the prompt, closed by {profile.closer and profile.closer.text!r}",

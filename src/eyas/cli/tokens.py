@@ -40,9 +40,10 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
-def parts_of(row: Trace | Rejected, profile: Profile, tokenizer: Tokenizer) -> list[Part]:
-    """The prompt, reasoning, closer, answer and stop token of a row, as far as there are."""
-    prompt, output = list(row.prompt_ids or ()), list(row.output_ids or ())
+def parts_of(
+    prompt: list[int], output: list[int], profile: Profile, tokenizer: Tokenizer
+) -> list[Part]:
+    """The prompt, reasoning, closer, answer and stop token, as far as there are."""
     n, ids = len(prompt), prompt + output
     start, end, content, _ = profile.spans(tokenizer, prompt, output)
     last = len(ids) - 1 if output and output[-1] in profile.stop_ids else len(ids)
@@ -74,9 +75,25 @@ def print_row(
     ids: bool = False,
     stream: TextIO = sys.stdout,
 ) -> None:
-    """Print a row part by part, tokens parted by ``·`` (with their ids below if asked)."""
+    """Print a row part by part, tokens parted by ``·`` (with their ids if asked)."""
+    print_parts(
+        list(row.prompt_ids or ()), list(row.output_ids or ()), profile, tokenizer, ids=ids,
+        stream=stream,
+    )  # fmt: skip
+
+
+def print_parts(
+    prompt: list[int],
+    output: list[int],
+    profile: Profile,
+    tokenizer: Tokenizer,
+    *,
+    ids: bool = False,
+    stream: TextIO = sys.stdout,
+) -> None:
+    """Print ids part by part; see `print_row`."""
     color = use_color(stream)
-    for part in parts_of(row, profile, tokenizer):
+    for part in parts_of(prompt, output, profile, tokenizer):
         label = f"{part.name} ({len(part.ids)})"
         code = STYLES[part.name]
         print(f"\x1b[{code};7m {label} \x1b[0m" if color else f"-- {label}", file=stream)

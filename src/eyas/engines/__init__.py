@@ -14,6 +14,7 @@ from eyas.engines.base import (
     Sampling,
     Scores,
     ServerInfo,
+    resampled,
 )
 from eyas.engines.http import HttpClient, clean_url
 from eyas.engines.llama_cpp import LlamaCpp
@@ -49,6 +50,7 @@ __all__ = [
     "ServerInfo",
     "clean_url",
     "connect",
+    "resampled",
 ]
 
 _ABSENT = frozenset((404, 405, 501))
@@ -78,7 +80,7 @@ async def _recognise(url: str, api_key: str | None) -> str:
     http = HttpClient(url, api_key=api_key)
     try:
         owner = (await openai.listed_model(http)).get("owned_by")
-        if owner in _OWNERS:
+        if isinstance(owner, str) and owner in _OWNERS:
             return _OWNERS[owner]
         for path in ("/model_info", "/get_model_info", "/server_info", "/get_server_info"):
             if await http.get(path) is not None:

@@ -6,6 +6,7 @@ engine reports what the server said, and judges nothing (that is `checks`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -70,6 +71,8 @@ class Generation:
     """Natural logarithms, one an output id."""
     weight_version: str | None = None
     cached_tokens: int | None = None
+    renamed: bool = False
+    """The answer calls the request by another id than it was sent under: something between."""
     refusal: str | None = None
     """A fact that by itself forbids the row, for example a prompt that the engine cut."""
 
@@ -180,3 +183,10 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Close the connections."""
         ...
+
+
+def resampled(engine: Engine, sampling: Sampling) -> Engine:
+    """The same server over the same connections, asked with other sampling parameters."""
+    twin = copy.copy(engine)
+    twin.sampling = sampling
+    return twin

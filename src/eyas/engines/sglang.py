@@ -27,6 +27,8 @@ _KEPT = (
     "quantization", "kv_cache_dtype", "dtype", "preferred_sampling_params", "sampling_defaults",
     "enable_deterministic_inference", "allow_auto_truncate", "max_running_requests",
     "skip_tokenizer_init", "tp_size", "dp_size", "random_seed", "model_type",
+    "speculative_accept_threshold_single", "speculative_accept_threshold_acc", "chat_template",
+    "tokenizer_mode", "enable_lora", "lora_paths", "watermark_enforce_all",
 )  # fmt: skip
 """Fields of /server_info and /model_info that are kept. The rest is dropped: it has keys."""
 
@@ -97,17 +99,20 @@ class SGLang:
             # Takes effect only under --enable-deterministic-inference; older versions answer
             # 500 to a parameter that they do not know.
             params["sampling_seed"] = request.seed
+        rid = f"{self._rid}{next(self._count):016x}"  # aborting matches by prefix: one length
         body: dict[str, Any] = {
             "input_ids": request.prompt_ids,
             "sampling_params": params,
-            # Aborting matches by prefix, so all have one length.
-            "rid": f"{self._rid}{next(self._count):016x}",
+            "rid": rid,
             "return_prompt_token_ids": True,
             "stream": False,
         }
         if request.logprobs:
             body["return_logprob"] = True
-        return read_answer(await self._http.post("/generate", body))
+        answer = await self._http.post("/generate", body)
+        generation = read_answer(answer)
+        generation.renamed = answer["meta_info"].get("id") not in (None, "", rid)
+        return generation
 
     async def score(self, ids: Sequence[int], *, start: int, top: int = 0) -> Scores | None:
         answer = await openai.post_or_none(
@@ -122,7 +127,7 @@ class SGLang:
                 "stream": False,
             },
         )
-        return None if answer is None else read_scores(answer, len(ids) - start)
+        return None if answer is None else read_scores(answer, list(ids[start:]))
 
     async def tokenize(self, text: str) -> list[int] | None:
         return await openai.tokenize(self._http, text, self._model)
@@ -213,18 +218,20 @@ def read_answer(answer: dict[str, Any]) -> Generation:
     )  # fmt: skip
 
 
-def read_scores(answer: dict[str, Any], count: int) -> Scores | None:
-    """The last `count` entries of ``input_token_logprobs``; None where there are fewer.
+def read_scores(answer: dict[str, Any], ids: list[int]) -> Scores | None:
+    """The last entries of ``input_token_logprobs``, one an id; None where there are fewer.
 
-    An entry is ``[logprob, id, text]``; the first of a prompt has null for its logprob.
+    An entry is ``[logprob, id, text]``; the first of a prompt has null for its logprob. SGLang
+    (0.5.23, ``logprob_result_processor.py``) calls the vocabulary's last id 0 there; its
+    log-probability is right.
     """
-    meta = answer.get("meta_info")
+    meta, count = answer.get("meta_info"), len(ids)
     entries = meta.get("input_token_logprobs") if isinstance(meta, dict) else None
     if not isinstance(entries, list) or len(entries) < count or count < 1:
         return None
     tops = meta.get("input_top_logprobs") if isinstance(meta, dict) else None
     try:
-        scored = [(entry[1], float(entry[0])) for entry in entries[-count:]]
+        said, logprobs = zip(*((e[1], float(e[0])) for e in entries[-count:]), strict=True)
         likely = (
             [[(i, float(lp)) for lp, i, *_ in place or ()] for place in tops[-count:]]
             if isinstance(tops, list) and len(tops) >= count
@@ -232,7 +239,11 @@ def read_scores(answer: dict[str, Any], count: int) -> Scores | None:
         )
     except (TypeError, ValueError, IndexError, KeyError):
         return None
-    return Scores([i for i, _ in scored], [lp for _, lp in scored], likely)
+    renamed = {own for own, other in zip(ids, said, strict=True) if own != other and other == 0}
+    last = max(renamed) if len(renamed) == 1 else None
+    named = [own if own == last and other == 0 else other
+             for own, other in zip(ids, said, strict=True)]  # fmt: skip
+    return Scores(named, list(logprobs), likely)
 
 
 def _context_length(models: dict[str, Any] | None, server: dict[str, Any] | None) -> int | None:

@@ -36,7 +36,8 @@ class Manifest(BaseModel):
     fingerprint: dict[str, Any]
     """What must be equal for rows to belong together."""
     profile: dict[str, Any]
-    """What was found out about the target; see `eyas.tokens.Profile`."""
+    """What was found out about the target; see `eyas.tokens.Profile`. Under ``template`` and
+    ``probe`` what the last probe before a capture saw."""
     max_new_tokens: int
     """The largest token budget so far; it may only rise."""
     tokenizer: str
@@ -70,9 +71,10 @@ class Manifest(BaseModel):
             raise DamagedRun(f"{run} is not a run of eyas: it has no {NAME}") from error
         except (OSError, ValueError) as error:
             raise DamagedRun(f"{path} cannot be read: {error}") from error
-        if isinstance(data, dict) and data.get("format", 0) > FORMAT_VERSION:
+        number = data.get("format") if isinstance(data, dict) else None
+        if isinstance(number, int) and number > FORMAT_VERSION:
             raise DamagedRun(
-                f"{path} has format {data['format']}; this eyas reads up to {FORMAT_VERSION}. "
+                f"{path} has format {number}; this eyas reads up to {FORMAT_VERSION}. "
                 "Use a newer eyas."
             )
         try:

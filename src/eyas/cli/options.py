@@ -1,0 +1,105 @@
+"""Options that several commands share: how a target is reached and asked.
+
+Invariant: an option means the same in every command that has it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eyas.errors import ConfigError
+
+Url = Annotated[str | None, typer.Option(help="The server's address.")]
+TokenizerSource = Annotated[
+    str | None,
+    typer.Option(help="Directory with the target's tokenizer files, a .gguf file, or a hub id."),
+]
+EngineName = Annotated[
+    str | None, typer.Option(help="auto, sglang, vllm or llama_cpp.  [default: auto]")
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="Sampling; where not given, the model's generation config decides."),
+]
+TopP = Annotated[float | None, typer.Option()]
+TopK = Annotated[int | None, typer.Option(help="-1 or 0 for all.")]
+MinP = Annotated[float | None, typer.Option()]
+RepetitionPenalty = Annotated[float | None, typer.Option()]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(help="Token budget of one answer, reasoning included.  [default: 16384]"),
+]
+StopTokenId = Annotated[
+    list[int] | None,
+    typer.Option(help="An id that ends generation besides the model's own; may be repeated."),
+]
+System = Annotated[
+    str | None, typer.Option(help="System message for conversations that have none.")
+]
+TemplateKwargs = Annotated[
+    str | None,
+    typer.Option(help="The chat template's switches as JSON, such as '{\"thinking\": true}'."),
+]
+ChatTemplateFile = Annotated[
+    str | None, typer.Option(help="Template file instead of the model's own.")
+]
+Date = Annotated[
+    str | None,
+    typer.Option(help="The day for templates that print it.  [default: the day the run began]"),
+]
+ApiKeyEnv = Annotated[
+    str | None, typer.Option(help="Name of the environment variable that holds the API key.")
+]
+Logprobs = Annotated[
+    bool | None, typer.Option("--logprobs", help="Store log-probabilities as well.")
+]
+OnMissingCloser = Annotated[
+    str | None,
+    typer.Option(help="reject or keep turns that end inside their reasoning.  [default: reject]"),
+]
+Tries = Annotated[
+    int | None, typer.Option(help="Tries of a request before its row fails.  [default: 4]")
+]
+GiveUpAfter = Annotated[
+    float | None,
+    typer.Option(help="Seconds without any answer before the capture ends.  [default: 120]"),
+]
+ConfigFile = Annotated[
+    str | None, typer.Option(help="YAML file with these options; the command line wins.")
+]
+
+
+def given_values(options: dict[str, Any]) -> dict[str, Any]:
+    """What was said on the command line, under the configuration's names."""
+    names = {"stop_token_id": "stop_token_ids"}
+    values = {names.get(k, k): v for k, v in options.items() if v is not None and v != []}
+    if "template_kwargs" in values:
+        values["template_kwargs"] = json_object(values["template_kwargs"])
+    return values
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The value of ``--template-kwargs``: JSON, or ``@FILE`` that holds it.
+
+    Raises:
+        ConfigError: if it is no JSON object.
+    """
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--template-kwargs {text}: {error.strerror}") from error
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"--template-kwargs {text!r} is not JSON ({error}); it should look like "
+            "'{\"thinking\": true}'"
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"--template-kwargs {text!r} must be a JSON object of names and values")
+    return value

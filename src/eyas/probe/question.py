@@ -1,0 +1,266 @@
+"""Asking the target "What is 2+2?" and judging the answers as a capture would.
+
+Invariant: what is judged are ids that came through the very route, checks and retries of a
+capture; a fault that shows in every try fails, one that comes and goes is a warning, since the
+checks of the capture refuse such rows one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eyas.checks import Checker, Verdict
+from eyas.engines import Generation, Request, Sampling, resampled
+from eyas.engines.pool import Pool
+from eyas.errors import EngineError, TemplateRefusal
+from eyas.findings import Findings
+from eyas.target import Target
+
+QUESTION = "What is 2+2?"
+GREEDY = Sampling(temperature=0.0)
+NEUTRAL = Sampling()
+"""Temperature 1 and no penalties: what scoring can be compared with on every engine."""
+
+_ATTEMPTS = 3
+_BUDGET, _SHORT_BUDGET = 1024, 256
+"""Tokens of an answer: enough to reason about 2+2, and enough to compare scores."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer of the target that passed the checks, or the last that did not."""
+
+    prompt_ids: list[int]
+    generation: Generation
+    verdict: Verdict
+    refused: list[Verdict] = field(default_factory=list)
+    """The verdicts of the tries before it."""
+
+    @property
+    def good(self) -> bool:
+        return self.verdict.refusal is None
+
+    @property
+    def input_ids(self) -> list[int]:
+        return self.prompt_ids + self.generation.output_ids
+
+
+@dataclass(slots=True)
+class Answers:
+    """What the target said to the same question, asked in several ways."""
+
+    messages: list[dict[str, Any]] | None
+    """None where there is no template to render them with."""
+    greedy: Answer
+    """At temperature 0, with log-probabilities."""
+    again: Answer | None = None
+    """The same once more, without log-probabilities, while others run beside it."""
+    sampled: Answer | None = None
+    """At temperature 1 without penalties, with log-probabilities."""
+    as_captured: Answer | None = None
+    """With the capture's own sampling."""
+
+
+def question_messages(target: Target) -> list[dict[str, Any]]:
+    """The question, behind the system message that a capture would put there."""
+    system = target.config.system
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": QUESTION}]
+
+
+def render_question(target: Target) -> tuple[list[dict[str, Any]] | None, list[int]]:
+    """The messages (None without a template) and the prompt ids.
+
+    Raises:
+        TemplateRefusal: the template cannot render one user message.
+    """
+    if target.template is None:
+        return None, target.tokenizer.encode(QUESTION)
+    messages = question_messages(target)
+    return messages, target.tokenizer.encode(target.template.render(messages))
+
+
+async def ask(target: Target, findings: Findings) -> Answers | None:
+    """Ask in all ways; None where no answer could be had at all."""
+    try:
+        messages, prompt_ids = render_question(target)
+    except TemplateRefusal as refusal:
+        findings.add("question", "failed", f"{QUESTION!r} cannot be rendered: {refusal}")
+        return None
+    try:
+        greedy = await _ask(target, GREEDY, prompt_ids, _BUDGET, logprobs=True)
+    except EngineError as error:
+        findings.add(
+            "question",
+            "failed",
+            f"the server did not answer {QUESTION!r} ({len(prompt_ids)} prompt ids): {error}",
+            prompt_ids=prompt_ids,
+        )
+        return None
+    answers = Answers(messages, greedy)
+    _report_answer(findings, greedy)
+    if not greedy.good:
+        return answers
+    own = target.sampling
+    ways = [
+        _ask(target, GREEDY, prompt_ids, _BUDGET, logprobs=False),
+        _ask(target, NEUTRAL, prompt_ids, _SHORT_BUDGET, logprobs=True, seed=1),
+        _ask(target, own, prompt_ids, _SHORT_BUDGET, logprobs=target.config.logprobs, seed=2),
+    ]
+    results = await asyncio.gather(*ways, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, EngineError):
+            raise result
+    again, sampled, as_captured = (r if isinstance(r, Answer) else None for r in results)
+    answers.again, answers.sampled, answers.as_captured = again, sampled, as_captured
+    _report_sampling(findings, target, results[2])
+    _report_determinism(findings, greedy, again)
+    return answers
+
+
+async def _ask(
+    target: Target,
+    sampling: Sampling,
+    prompt_ids: list[int],
+    budget: int,
+    *,
+    logprobs: bool,
+    seed: int = 0,
+) -> Answer:
+    """One answer, asked for again while the checks refuse it."""
+    config = target.config
+    budget = min(budget, config.max_new_tokens)
+    if target.context_length is not None:
+        budget = max(1, min(budget, target.context_length - len(prompt_ids)))
+    stops = target.sampling.stop_token_ids
+    sampling = Sampling(**{**sampling.as_dict(), "stop_token_ids": stops})
+    pool = Pool(
+        resampled(target.engine, sampling),
+        target.info,
+        tries=config.tries,
+        give_up_after_s=config.give_up_after,
+    )
+    checker = Checker(
+        target.tokenizer,
+        target.profile,
+        keep_missing_closer=config.on_missing_closer == "keep",
+        want_logprobs=logprobs and config.logprobs,
+    )
+    request = Request(prompt_ids, budget, seed, logprobs)
+    refused: list[Verdict] = []
+    while True:
+        generation = await pool.generate(request)
+        verdict = checker.judge(prompt_ids, generation, budget)
+        if verdict.refusal is None or len(refused) + 1 >= _ATTEMPTS:
+            return Answer(prompt_ids, generation, verdict, refused)
+        refused.append(verdict)
+
+
+def _report_answer(findings: Findings, answer: Answer) -> None:
+    """Whether the answer would be stored, in the words of the checks."""
+    generation = answer.generation
+    seen = {
+        "prompt_ids": answer.prompt_ids,
+        "output_ids": generation.output_ids,
+        "finish_reason": generation.finish_reason,
+        "marks": answer.verdict.marks,
+    }
+    if not answer.good:
+        findings.add(
+            "question",
+            "failed",
+            f"the answer to {QUESTION!r} would be refused each time ({answer.verdict.refusal}): "
+            f"{answer.verdict.detail}",
+            check=answer.verdict.refusal,
+            **seen,
+        )
+        return
+    if answer.refused:
+        first = answer.refused[0]
+        findings.add(
+            "question",
+            "warning",
+            f"{len(answer.refused)} of {len(answer.refused) + 1} answers to {QUESTION!r} would be "
+            f"refused ({first.refusal}): {first.detail}. A capture refuses such rows one by one; "
+            "find out what comes and goes there before it costs GPU time.",
+            check=first.refusal,
+            **seen,
+        )
+        return
+    n, m = len(answer.prompt_ids), len(generation.output_ids)
+    how = "ended by itself" if answer.verdict.complete else f"was cut at its budget of {m}"
+    marks = f", marked {', '.join(answer.verdict.marks)}" if answer.verdict.marks else ""
+    findings.add(
+        "question",
+        "ok",
+        f"{QUESTION!r} at temperature 0: {n} prompt ids, {m} output ids; it {how} and passes "
+        f"every check{marks}",
+        **seen,
+    )
+
+
+def _report_sampling(
+    findings: Findings, target: Target, result: Answer | BaseException | None
+) -> None:
+    said = {k: v for k, v in target.sampling.as_dict().items() if v not in ([], None)}
+    shown = ", ".join(f"{name} {value}" for name, value in said.items())
+    if isinstance(result, BaseException):
+        findings.add(
+            "sampling",
+            "failed",
+            f"the server does not answer the capture's own sampling ({shown}): {result}",
+            sampling=said,
+        )
+    elif isinstance(result, Answer) and not result.good:
+        findings.add(
+            "sampling",
+            "failed",
+            f"with the capture's own sampling ({shown}) the answer would be refused each time "
+            f"({result.verdict.refusal}): {result.verdict.detail}",
+            sampling=said,
+            check=result.verdict.refusal,
+            output_ids=result.generation.output_ids,
+        )
+    else:
+        findings.add(
+            "sampling", "ok", f"the capture's own sampling is taken: {shown}", sampling=said
+        )
+
+
+def _report_determinism(findings: Findings, greedy: Answer, again: Answer | None) -> None:
+    if again is None or not again.good:
+        findings.add(
+            "determinism",
+            "warning",
+            "asked once more at temperature 0, with two requests beside it, the server gave no "
+            "answer that passes the checks",
+            check=None if again is None else again.verdict.refusal,
+        )
+        return
+    ids, other = greedy.generation.output_ids, again.generation.output_ids
+    if ids == other:
+        text = f"asked twice at temperature 0, the same {len(ids)} ids came"
+        findings.add("determinism", "ok", text, equal=True)
+        return
+    at = first_difference(ids, other)
+    findings.add(
+        "determinism",
+        "note",
+        f"asked twice at temperature 0, the answers part at output id {at} of {len(ids)}: the "
+        "engine is not deterministic when requests run beside each other, as most are not",
+        equal=False,
+        at=at,
+        first=ids,
+        second=other,
+    )
+
+
+def first_difference(a: Sequence[object], b: Sequence[object]) -> int:
+    """The first position at which two sequences differ (the shorter's length if none)."""
+    for at, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return at
+    return min(len(a), len(b))

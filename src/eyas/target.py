@@ -1,0 +1,161 @@
+"""A target: who answers at an address, with the tokenizer, template and sampling to ask it with.
+
+Invariant: an open target's server is of a kind and version that can be captured from, its
+tokenizer's control strings are one id each, and nothing has been sent but questions of who it is.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from eyas.config import TargetConfig
+from eyas.engines import Engine, Sampling, ServerInfo, connect
+from eyas.errors import ConfigError, ServerUnreachable
+from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
+
+
+@dataclass(slots=True)
+class Target:
+    """A model at an address and all that asking it needs."""
+
+    config: TargetConfig
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    profile: Profile
+    engine: Engine
+    info: ServerInfo
+    sampling: Sampling
+
+    @property
+    def context_length(self) -> int | None:
+        """Ids of prompt and output together, by the server or else by config.json."""
+        return self.info.context_length or self.tokenizer.model.context_length
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.engine.close()
+
+
+async def open_target(
+    config: TargetConfig,
+    *,
+    say: Callable[[str], None],
+    date: dt.date | None = None,
+    weight_version: str | None = None,
+) -> Target:
+    """Load the files, then ask the server who it is.
+
+    Args:
+        config: which target.
+        say: takes one line for the user.
+        date: the day that an earlier capture began, for templates that print it.
+        weight_version: what an earlier capture learnt from answers, where only they tell it.
+
+    Raises:
+        EyasError: with nothing sent and nothing changed.
+    """
+    tokenizer = load_tokenizer(config.tokenizer, chat_template=_template_text(config))
+    template = _template(config, tokenizer, date, say)
+    profile = build_profile(tokenizer, template, stop_token_ids=config.stop_token_ids)
+    _check_stop_ids(config, profile)
+    sampling = resolve_sampling(config, tokenizer)
+    engine, info = await _connect(config, sampling)
+    if info.weight_version is None:
+        info.weight_version = weight_version
+    for warning in info.warnings:
+        say(warning)
+    return Target(config, tokenizer, template, profile, engine, info, sampling)
+
+
+async def _connect(config: TargetConfig, sampling: Sampling) -> tuple[Engine, ServerInfo]:
+    """The engine and who it says it is."""
+    key = _api_key(config)
+    engine: Engine | None = None
+    try:
+        engine = await connect(config.url, engine=config.engine, sampling=sampling, api_key=key)
+        return engine, await engine.identify()
+    except BaseException as error:
+        if engine is not None:
+            await engine.close()
+        if isinstance(error, ServerUnreachable):
+            raise ServerUnreachable(
+                f"{error}. Nothing was sent and nothing was changed: start the server or "
+                "correct --url, and run the same command again."
+            ) from error
+        raise
+
+
+def resolve_sampling(config: TargetConfig, tokenizer: Tokenizer) -> Sampling:
+    """What the user says; else the model's generation config; else neutral values."""
+    said = {**tokenizer.model.sampling}
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        value = getattr(config, name)
+        if value is not None:
+            said[name] = value
+    if "top_k" in said:  # 0 means all for transformers and llama.cpp, -1 for SGLang and vLLM
+        said["top_k"] = int(said["top_k"]) or -1
+    return Sampling(**said, stop_token_ids=tuple(config.stop_token_ids))  # type: ignore[arg-type]
+
+
+def _template_text(config: TargetConfig) -> str | None:
+    if config.chat_template is None:
+        return None
+    try:
+        return Path(config.chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {config.chat_template}: {error}") from error
+
+
+def _template(
+    config: TargetConfig,
+    tokenizer: Tokenizer,
+    date: dt.date | None,
+    say: Callable[[str], None],
+) -> ChatTemplate | None:
+    if tokenizer.chat_template is None:
+        say(
+            f"tokenizer {tokenizer.source} has no chat template (chat_template.jinja or "
+            "chat_template in tokenizer_config.json): only rows with ready-made prompt_ids can "
+            "be captured; give one with --chat-template FILE"
+        )
+        return None
+    template = ChatTemplate.of(tokenizer, kwargs=config.template_kwargs, date=config.date or date)
+    if ignored := template.ignored_kwargs:
+        switches = sorted(template.reads & _USUAL_SWITCHES) or ["none of the usual ones"]
+        say(
+            f"the chat template never reads {', '.join(ignored)}, which changes nothing; "
+            f"it reads {', '.join(switches)}"
+        )
+    return template
+
+
+_USUAL_SWITCHES = frozenset(
+    (
+        "thinking", "enable_thinking", "thinking_mode", "thinking_budget", "reasoning_effort",
+        "reasoning", "preserve_thinking", "clear_thinking", "truncate_history_thinking",
+        "force_reasoning", "skip_reasoning", "skip_thinking", "date_string",
+    )
+)  # fmt: skip
+
+
+def _check_stop_ids(config: TargetConfig, profile: Profile) -> None:
+    for index in config.stop_token_ids:
+        if not 0 <= index < profile.vocab_size:
+            raise ConfigError(
+                f"--stop-token-id {index} is outside the vocabulary of {profile.vocab_size} ids"
+            )
+
+
+def _api_key(config: TargetConfig) -> str | None:
+    if config.api_key_env is None:
+        return None
+    key = os.environ.get(config.api_key_env)
+    if not key:
+        raise ConfigError(
+            f"--api-key-env {config.api_key_env}: no such environment variable, or it is empty"
+        )
+    return key
