@@ -104,7 +104,9 @@ FAULTS: dict[str, Fault] = {
         "reasoning", "failed", "have answers without the reasoning that the target writes"
     ),
     "reasoning_closed": Fault(
-        "reasoning", "failed", "have prompts that close the reasoning before the answer (it was switched off, or lost)"
+        "reasoning",
+        "failed",
+        "have prompts that close the reasoning before the answer (it was switched off, or lost)",
     ),
     "reasoning_empty": Fault(
         "reasoning", "failed", "have answers that close the reasoning at once"

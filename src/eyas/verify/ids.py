@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from eyas.checks import is_loop
@@ -73,8 +74,8 @@ class IdChecks:
             return [(0, len(ids))]
         _check_labels(row, mask, found)
         spans = _spans(mask)
-        for number, span in enumerate(spans, 1):
-            self._check_span(row, span, number == len(spans), found)
+        for span, following in zip_longest(spans, spans[1:]):
+            self._check_span(row, span, following, found)
         self._note_length(row, spans[-1])
         return spans
 
@@ -106,9 +107,17 @@ class IdChecks:
         elif reference.prompt_has_bos and ids[0] != bos:
             found["bos_missing"] = f"the row begins {reference.around(ids, 0)}"
 
-    def _check_span(self, row: IdRow, span: Span, last: bool, found: dict[str, str]) -> None:
+    def _check_span(
+        self, row: IdRow, span: Span, following: Span | None, found: dict[str, str]
+    ) -> None:
         ids, (start, end) = row.ids, span
+        last = following is None
         complete, end = self._check_end(row, span, last, found)
+        if following is not None and not complete and self._is_gap(ids[end : following[0]]):
+            found.pop("stop_missing", None)
+            found.setdefault("mask_gap", f"from id {end} on: {self.reference.around(ids, end)}")
+        if "mask_gap" in found:
+            return
         begin = self._check_begin(ids, span, found)
         if begin < end:
             self._check_reasoning(ids, begin, end, complete, last, found)
@@ -154,9 +163,7 @@ class IdChecks:
         if end < len(ids) and ids[end] in stops:
             found.setdefault("stop_not_supervised", shown)
             return True, end
-        if not last and self._is_gap(ids, end):
-            found.setdefault("mask_gap", f"from id {end} on: {reference.around(ids, end)}")
-        elif not last or row.finish == "stop":
+        if not last or row.finish == "stop":
             found.setdefault("stop_missing", shown)
         elif row.finish == "length":
             found["truncated"] = shown
@@ -164,17 +171,12 @@ class IdChecks:
             found["stop_absent"] = shown
         return False, end
 
-    def _is_gap(self, ids: list[int], end: int) -> bool:
-        """Whether what follows a span belongs to the same turn: no generation prompt comes."""
-        written, stops = self.reference.generation_prompt, self.reference.profile.stop_ids
-        if not written:
+    def _is_gap(self, between: list[int]) -> bool:
+        """Whether what stands between two spans belongs to the same turn."""
+        headers, written = self.reference.profile.role_headers, self.reference.generation_prompt
+        if not headers or not written:
             return False
-        for at in range(end, len(ids)):
-            if ids[at] in stops:
-                return True
-            if ids[at : at + len(written)] == written:
-                return False
-        return True
+        return _header_in([*between, -1], (*headers, tuple(written))) is None
 
     def _check_begin(self, ids: list[int], span: Span, found: dict[str, str]) -> int:
         """Where the answer begins: right behind the generation prompt, wherever the mask does."""
@@ -189,7 +191,7 @@ class IdChecks:
                 opens = self._has_opener(written[-inside:])
                 found.setdefault("opener_supervised" if opens else "prompt_supervised", shown)
                 return start + inside
-        if self.reference.closed_before(ids, start) or "mask_gap" in found:
+        if self.reference.closed_before(ids, start):
             return start
         behind = self._behind_generation_prompt(ids, start)
         if behind is not None:
