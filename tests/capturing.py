@@ -47,10 +47,16 @@ def config_for(server: FaultServer, prompts: Path, out: Path, **more: Any) -> Ca
 
 
 def capture_from(
-    server: FaultServer, prompts: Path, out: Path, *, archive: bool = False, **more: Any
+    server: FaultServer,
+    prompts: Path,
+    out: Path,
+    *,
+    archive: bool = False,
+    probe: bool = False,
+    **more: Any,
 ) -> Summary:
-    """Capture and check what always holds of the outcome."""
-    summary = capture(config_for(server, prompts, out, **more), archive=archive)
+    """Capture (without the probe, whose requests would be counted) and check what always holds."""
+    summary = capture(config_for(server, prompts, out, **more), archive=archive, probe=probe)
     check_run(server.target, out, summary)
     return summary
 

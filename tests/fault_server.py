@@ -21,7 +21,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from eyas.demo.server import TARGET
-from eyas.tokens import Tokenizer, load_tokenizer
+from eyas.tokens import ChatTemplate, Tokenizer, load_tokenizer
 
 Answer = dict[str, Any]
 END, OPENER, CLOSER = 506, 510, 511
@@ -32,6 +32,8 @@ class Target:
     """The pretended model: what it answers to a prompt of the demo tokenizer."""
 
     end = END
+    noise = 0.0
+    """How much scores of the same ids differ from one time to the next."""
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer or load_tokenizer(str(TARGET))
@@ -52,6 +54,8 @@ class Target:
 
     def answer(self, body: Answer, *, text: bool = True) -> Answer:
         """What an honest SGLang 0.5.23 says."""
+        if "logprob_start_len" in body:
+            return self.scores(body)
         prompt = body["input_ids"]
         ids = self.right_ids(prompt)
         budget = body["sampling_params"]["max_new_tokens"]
@@ -75,8 +79,81 @@ class Target:
         if body.get("return_prompt_token_ids"):
             answer["prompt_token_ids"] = prompt
         if body.get("return_logprob"):
-            answer["meta_info"]["output_token_logprobs"] = [[-0.5, i, None] for i in ids]
+            scored = self.logprobs(prompt + ids, len(prompt))
+            answer["meta_info"]["output_token_logprobs"] = [
+                [lp, i, None] for i, (lp, _) in zip(ids, scored, strict=True)
+            ]
         return answer
+
+    def logprobs(self, ids: list[int], start: int) -> list[tuple[float, int]]:
+        """For each id from `start` on its log-probability after all ids before it, and the
+        likeliest id there: the right one as long as all before it were right."""
+        opened = ids.index(OPENER) + 1 if OPENER in ids else start
+        right = self.right_ids(ids[:opened])
+        scored, on_track = [], True
+        for at in range(opened, len(ids)):
+            chosen = random.Random(f"{ids[max(0, at - 3) : at]}")
+            place = at - opened
+            likeliest = right[place] if on_track and place < len(right) else chosen.randrange(500)
+            unlikely = 0.0 if ids[at] == likeliest else 9.0
+            scored.append((-0.05 - 0.4 * chosen.random() - unlikely, likeliest))
+            on_track = on_track and unlikely == 0.0
+        before = [(-7.0, 0)] * (opened - start)
+        return [*before, *scored][max(0, start - opened) :]
+
+    def scores(self, body: Answer) -> Answer:
+        """What an honest SGLang says of a prompt that is to be scored, clock and all."""
+        ids, start = body["input_ids"], body["logprob_start_len"]
+        scored = self.logprobs(ids, start + 1)
+        entries: list[Any] = [[None, ids[start], None]]
+        tops: list[Any] = [None]
+        for i, (lp, likeliest) in zip(ids[start + 1 :], scored, strict=True):
+            lp += self.noise * random.uniform(-1, 1)
+            # As SGLang does: the vocabulary's last id is called 0.
+            entries.append([lp, i if i < self.tokenizer.size - 1 else 0, None])
+            best = [[-0.04, likeliest, None]] if i != likeliest else []
+            tops.append([*best, [lp, i, None]])
+        return {
+            "text": "",
+            "output_ids": [],
+            "meta_info": {
+                "id": body.get("rid", ""),
+                "finish_reason": {"type": "length", "length": 0},
+                "prompt_tokens": len(ids),
+                "completion_tokens": 0,
+                "input_token_logprobs": entries,
+                "input_top_logprobs": tops if body.get("top_logprobs_num") else None,
+            },
+        }
+
+    def chat(self, body: Answer) -> Answer:
+        """What the chat route says, with a reasoning parser in force."""
+        ids = self.tokenizer.encode(self.render(body))
+        answer = self.right_ids(ids)
+        at = answer.index(CLOSER) if CLOSER in answer else 0
+        message = {
+            "role": "assistant",
+            "content": self.tokenizer.decode(answer[at + 1 : -1]).strip(),
+            "reasoning_content": self.tokenizer.decode(answer[:at]).strip(),
+        }
+        return {
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": len(ids), "completion_tokens": len(answer)},
+        }
+
+    def render(self, body: Answer) -> str:
+        """The server's own rendering of messages."""
+        template = ChatTemplate.of(self.tokenizer, kwargs=body.get("chat_template_kwargs"))
+        return template.render(body["messages"])
+
+
+@dataclass
+class Pages:
+    """What the pages besides /generate do; honest unless exchanged."""
+
+    tokenize: Callable[[Target, str], list[int]] = lambda t, text: t.tokenizer.encode(text)
+    render: Callable[[Target, Answer], str] = lambda t, body: t.render(body)
+    chat: Callable[[Target, Answer], Answer] = lambda t, body: t.chat(body)
 
 
 @dataclass
@@ -202,14 +279,17 @@ class FaultServer:
         policy: Policy | None = None,
         text: bool = True,
         info: Answer | None = None,
+        pages: Pages | None = None,
         delay_s: float = 0.0,
         port: int = 0,
     ) -> None:
-        """`info` is what /model_info and /server_info say; without it only /generate is there."""
+        """`info` is what /model_info and /server_info say, `pages` change what the other pages
+        do; without both only /generate is there."""
         self.target = target or Target()
         self.policy = policy
         self.text = text
         self.info = info
+        self.pages = pages
         self.delay_s = delay_s
         self.port = port
         self.requests: list[Answer] = []
@@ -253,6 +333,9 @@ class FaultServer:
         if self.info is not None:
             for path in ("/model_info", "/server_info"):
                 app.router.add_get(path, self._say_info)
+        if self.pages is not None:
+            app.router.add_post("/tokenize", self._tokenize)
+            app.router.add_post("/v1/chat/completions", self._chat)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
@@ -262,6 +345,19 @@ class FaultServer:
 
     async def _say_info(self, _: web.Request) -> web.Response:
         return web.json_response(self.info)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        assert self.pages is not None
+        body = await request.json()
+        if "messages" in body:
+            ids = self.target.tokenizer.encode(self.pages.render(self.target, body))
+        else:
+            ids = self.pages.tokenize(self.target, body["prompt"])
+        return web.json_response({"tokens": ids, "count": len(ids), "max_model_len": 2048})
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        assert self.pages is not None
+        return web.json_response(self.pages.chat(self.target, await request.json()))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

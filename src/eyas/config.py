@@ -118,6 +118,9 @@ def make_target_config(given: dict[str, Any], file: str | Path | None = None) ->
     return _validated(TargetConfig, values, given, file)
 
 
+_REQUIRED = {"prompts": "PROMPTS", "out": "--out", "url": "--url", "tokenizer": "--tokenizer"}
+
+
 def _validated(
     kind: type[_Config], values: dict[str, Any], given: dict[str, Any], file: str | Path | None
 ) -> _Config:
@@ -127,9 +130,11 @@ def _validated(
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         where = f" in {file}" if file and first["loc"] and first["loc"][0] not in given else ""
-        if first["type"] == "missing":
-            option = {"prompts": "PROMPTS"}.get(name, "--" + name.replace("_", "-"))
-            raise ConfigError(f"{option} is missing; see --help") from error
+        missing = {str(e["loc"][0]) for e in error.errors() if e["type"] == "missing"}
+        if missing:
+            asked = [option for field, option in _REQUIRED.items() if field in missing]
+            be = "are" if len(asked) > 1 else "is"
+            raise ConfigError(f"{', '.join(asked)} {be} missing; see --help") from error
         if first["type"] == "extra_forbidden":
             known = ", ".join(sorted(kind.model_fields))
             raise ConfigError(f"unknown name {name!r}{where}; known are {known}") from error
@@ -169,6 +174,7 @@ def config_yaml(config: CaptureConfig) -> bytes:
             values[name] = _absolute(values[name])
     if Path(config.tokenizer).exists():
         values["tokenizer"] = _absolute(config.tokenizer)
+    values = {**{name: values[name] for name in _REQUIRED}, **values}
     head = "# The resolved configuration of this run. To do the same again:\n"
     head += "#   eyas capture --config THIS_FILE [--out ANOTHER_RUN]\n"
     text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

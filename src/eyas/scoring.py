@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from eyas.engines.base import Sampling, Scores
+from eyas.engines.base import Engine, Sampling, Scores
+from eyas.tokens import Tokenizer
 
+REPEATS = 3
+"""How often the same ids are scored to measure the noise."""
 TOP = 20
 """Likeliest ids to ask for at each position: enough to rebuild a usual nucleus."""
 
@@ -100,6 +103,20 @@ class Agreement:
             "refusal": self.refusal,
         }
 
+    def describe(self, tokenizer: Tokenizer, output_ids: Sequence[int]) -> str:
+        """The worst id with its neighbours, as a clause; empty where no single id is suspect."""
+        if not self.suspects:
+            return ""
+        worst, name = self.suspects[0], tokenizer.name
+        before = tokenizer.decode(output_ids[max(0, worst.position - 6) : worst.position])
+        was = "" if worst.generated is None else f" from {worst.generated:.2f} when generated"
+        best = worst.likeliest
+        instead = "" if best is None else f"; the model would write {name(best[0])} ({best[1]:.2f})"
+        return (
+            f". Output id {worst.position}, {name(worst.id)} after {before!r}, has log-probability "
+            f"{worst.scored:.2f}{was}{instead}"
+        )
+
     @property
     def badness(self) -> float:
         """To sort rows by: how far the worst id is off."""
@@ -114,6 +131,23 @@ def noise_of(repeated: Sequence[Scores]) -> Noise:
         for values in zip(*(scores.logprobs for scores in repeated), strict=True)
     ]
     return Noise(max(spreads), median(spreads)) if len(repeated) > 1 and spreads else Noise()
+
+
+async def measure_noise(
+    engine: Engine, input_ids: Sequence[int], start: int
+) -> tuple[Noise, Scores] | None:
+    """Score ``input_ids[start:]`` several times; None where the engine cannot score them.
+
+    Raises:
+        EngineError: one of its kinds.
+    """
+    repeated: list[Scores] = []
+    for _ in range(REPEATS):
+        scores = await engine.score(input_ids, start=start, top=TOP)
+        if scores is None or len(scores.logprobs) != len(input_ids) - start:
+            return None
+        repeated.append(scores)
+    return noise_of(repeated), repeated[0]
 
 
 def compare(

@@ -58,7 +58,8 @@ async def open_target(
     Raises:
         EyasError: with nothing sent and nothing changed.
     """
-    tokenizer = load_tokenizer(config.tokenizer, chat_template=_template_text(config))
+    own = None if config.chat_template is None else read_template(config.chat_template)
+    tokenizer = load_tokenizer(config.tokenizer, chat_template=own)
     template = _template(config, tokenizer, date, say)
     profile = build_profile(tokenizer, template, stop_token_ids=config.stop_token_ids)
     _check_stop_ids(config, profile)
@@ -73,7 +74,7 @@ async def open_target(
 
 async def _connect(config: TargetConfig, sampling: Sampling) -> tuple[Engine, ServerInfo]:
     """The engine and who it says it is."""
-    key = _api_key(config)
+    key = read_api_key(config.api_key_env)
     engine: Engine | None = None
     try:
         engine = await connect(config.url, engine=config.engine, sampling=sampling, api_key=key)
@@ -101,13 +102,16 @@ def resolve_sampling(config: TargetConfig, tokenizer: Tokenizer) -> Sampling:
     return Sampling(**said, stop_token_ids=tuple(config.stop_token_ids))  # type: ignore[arg-type]
 
 
-def _template_text(config: TargetConfig) -> str | None:
-    if config.chat_template is None:
-        return None
+def read_template(file: str) -> str:
+    """The text of a ``--chat-template`` file.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
     try:
-        return Path(config.chat_template).read_text(encoding="utf-8")
+        return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {config.chat_template}: {error}") from error
+        raise ConfigError(f"--chat-template {file}: {error}") from error
 
 
 def _template(
@@ -150,12 +154,15 @@ def _check_stop_ids(config: TargetConfig, profile: Profile) -> None:
             )
 
 
-def _api_key(config: TargetConfig) -> str | None:
-    if config.api_key_env is None:
+def read_api_key(variable: str | None) -> str | None:
+    """The key in the environment variable that ``--api-key-env`` names.
+
+    Raises:
+        ConfigError: if it is not set.
+    """
+    if variable is None:
         return None
-    key = os.environ.get(config.api_key_env)
+    key = os.environ.get(variable)
     if not key:
-        raise ConfigError(
-            f"--api-key-env {config.api_key_env}: no such environment variable, or it is empty"
-        )
+        raise ConfigError(f"--api-key-env {variable}: no such environment variable, or it is empty")
     return key

@@ -289,9 +289,10 @@ def test_marks_of_what_the_model_did(target: Target, tmp_path: Path) -> None:
     for mark, ids in cases.items():
         with FaultServer(target, policy=say(ids)) as server:
             config: dict[str, Any] = {"temperature": 0.5}
-            capture(config_for(server, prompts, tmp_path / mark, **config))
+            capture(config_for(server, prompts, tmp_path / mark, **config), probe=False)
             refused = capture(
-                config_for(server, prompts, tmp_path / f"no-{mark}", reject=[mark], **config)
+                config_for(server, prompts, tmp_path / f"no-{mark}", reject=[mark], **config),
+                probe=False,
             )
         (trace,) = Run(tmp_path / mark).traces()
         assert trace.marks == [mark]
@@ -324,7 +325,9 @@ def test_a_missing_closer_can_be_kept(target: Target, tmp_path: Path) -> None:
 
     prompts = write_prompts(tmp_path / "p.jsonl", numbered(1))
     with FaultServer(target, policy=policy) as server:
-        capture(config_for(server, prompts, tmp_path / "run", on_missing_closer="keep"))
+        capture(
+            config_for(server, prompts, tmp_path / "run", on_missing_closer="keep"), probe=False
+        )
     (trace,) = Run(tmp_path / "run").traces()
     assert trace.marks == ["no_closer"]
     assert (trace.reasoning_start, trace.reasoning_end) == (len(trace.prompt_ids), None)
@@ -393,7 +396,7 @@ def test_a_password_in_the_address_reaches_no_file(target: Target, tmp_path: Pat
     prompts = write_prompts(tmp_path / "p.jsonl", numbered(2))
     with FaultServer(target) as server:
         address = server.url.replace("http://", "http://me:s3cret@")
-        summary = capture(config_for(server, prompts, tmp_path / "run", url=address))
+        summary = capture(config_for(server, prompts, tmp_path / "run", url=address), probe=False)
         assert (server.authorization[-1] or "").startswith("Basic ")
     assert summary.done == 2
     for path in (tmp_path / "run").rglob("*"):

@@ -69,7 +69,7 @@ def dying(config: CaptureConfig, last: int, *, archive: bool = False) -> None:
 
     for name in STEPS:
         setattr(os, name, counted(name, getattr(os, name)))
-    capture(config, archive=archive)
+    capture(config, archive=archive, probe=False)
 
 
 def die_at(config: CaptureConfig, last: int, *, archive: bool = False) -> int | None:

@@ -36,7 +36,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def arguments(server: FaultServer, prompts: Path, out: Path) -> list[str]:
-    return ["capture", str(prompts), "--out", str(out), "--url", server.url, "--tokenizer",
+    return ["capture", str(prompts), "--no-probe", "--out", str(out), "--url", server.url, "--tokenizer",
             str(TARGET), "--max-new-tokens", "200"]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def target() -> Target:
 
 
 def arguments(server: FaultServer, prompts: Path, out: Path, *more: str) -> list[str]:
-    return ["capture", str(prompts), "--out", str(out), "--url", server.url, "--tokenizer",
+    return ["capture", str(prompts), "--no-probe", "--out", str(out), "--url", server.url, "--tokenizer",
             str(TARGET), "--max-new-tokens", "200", "--concurrency", "16", *more]  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def test_more_requests_than_open_files_are_allowed(
 
     with FaultServer(target, delay_s=0.3) as server:
         done = subprocess.run(
-            eyas_command("capture", str(prompts), "--out", str(tmp_path / "run"), "--url",
+            eyas_command("capture", str(prompts), "--no-probe", "--out", str(tmp_path / "run"), "--url",
                          server.url, "--tokenizer", str(TARGET), "--concurrency", "300"),
             capture_output=True, text=True, timeout=120, preexec_fn=limited,
         )  # fmt: skip

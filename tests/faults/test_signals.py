@@ -21,7 +21,7 @@ def target() -> Target:
 
 
 def arguments(server: FaultServer, prompts: Path, run: Path) -> list[str]:
-    return ["capture", str(prompts), "--out", str(run), "--url", server.url, "--tokenizer",
+    return ["capture", str(prompts), "--no-probe", "--out", str(run), "--url", server.url, "--tokenizer",
             str(TARGET), "--concurrency", "4"]  # fmt: skip
 
 

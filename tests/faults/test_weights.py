@@ -48,7 +48,7 @@ def test_another_version_after_a_kill(target: Target, tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", numbered(200))
     with FaultServer(target, policy=serving("a"), delay_s=0.02) as server:
         child = subprocess.Popen(
-            eyas_command("capture", str(prompts), "--out", str(tmp_path / "run"), "--url",
+            eyas_command("capture", str(prompts), "--no-probe", "--out", str(tmp_path / "run"), "--url",
                          server.url, "--tokenizer", str(TARGET), "--concurrency", "4",
                          "--max-new-tokens", "200"),
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -6,6 +6,7 @@ Invariant: figures are of durable rows and finished answers, never of what was o
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -56,6 +57,17 @@ class Live:
         elif time.monotonic() - self._logged >= _LOG_EVERY_S:
             self._logged = time.monotonic()
             print(line, file=self._stream, flush=True)
+
+    def count(self, what: str) -> Callable[[int], None]:
+        """A function that shows how many there are so far, on a terminal."""
+
+        def show(number: int) -> None:
+            if self._terminal:
+                line = f"{number:,} {what}"
+                self._width = len(line)
+                print(f"\r{line}", end="", file=self._stream, flush=True)
+
+        return show
 
     def line(self, progress: Progress) -> str:
         """``812/2000 (41%)  2 rejected  64 in flight  5210 tokens/s  ETA 1m04s``."""

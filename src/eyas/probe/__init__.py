@@ -109,7 +109,7 @@ async def require_probe(
     if failed := done.findings.of("failed"):
         first = failed[0]
         raise ProbeFailed(
-            f"the probe failed ({first.name}): {first.text} Nothing was captured. eyas probe "
+            f"the probe failed ({first.name}): {first.text.rstrip('.')}. Nothing was captured. eyas probe "
             "shows all that it saw; --no-probe captures all the same."
         )
     return done.learnt()

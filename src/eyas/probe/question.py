@@ -116,8 +116,8 @@ async def ask(target: Target, findings: Findings) -> Answers | None:
             raise result
     again, sampled, as_captured = (r if isinstance(r, Answer) else None for r in results)
     answers.again, answers.sampled, answers.as_captured = again, sampled, as_captured
+    _report_again(findings, greedy, results[0])
     _report_sampling(findings, target, results[2])
-    _report_determinism(findings, greedy, again)
     return answers
 
 
@@ -230,24 +230,29 @@ def _report_sampling(
         )
 
 
-def _report_determinism(findings: Findings, greedy: Answer, again: Answer | None) -> None:
-    if again is None or not again.good:
+def _report_again(findings: Findings, greedy: Answer, result: Answer | BaseException) -> None:
+    """The second answer at temperature 0, asked for without log-probabilities as captures do."""
+    if isinstance(result, BaseException):
+        findings.add("again", "failed", f"asked once more, the server did not answer: {result}")
+        return
+    if not result.good:
         findings.add(
-            "determinism",
-            "warning",
-            "asked once more at temperature 0, with two requests beside it, the server gave no "
-            "answer that passes the checks",
-            check=None if again is None else again.verdict.refusal,
+            "again",
+            "failed",
+            "asked once more without log-probabilities, as a capture asks, the answer would be "
+            f"refused each time ({result.verdict.refusal}): {result.verdict.detail}",
+            check=result.verdict.refusal,
+            output_ids=result.generation.output_ids,
         )
         return
-    ids, other = greedy.generation.output_ids, again.generation.output_ids
+    ids, other = greedy.generation.output_ids, result.generation.output_ids
     if ids == other:
         text = f"asked twice at temperature 0, the same {len(ids)} ids came"
-        findings.add("determinism", "ok", text, equal=True)
+        findings.add("again", "ok", text, equal=True)
         return
     at = first_difference(ids, other)
     findings.add(
-        "determinism",
+        "again",
         "note",
         f"asked twice at temperature 0, the answers part at output id {at} of {len(ids)}: the "
         "engine is not deterministic when requests run beside each other, as most are not",

@@ -8,31 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyas.engines import Engine, Sampling, Scores
+from eyas.engines import Sampling, Scores
 from eyas.errors import EngineError
 from eyas.findings import Findings
 from eyas.probe.question import GREEDY, NEUTRAL, Answer, Answers
-from eyas.scoring import TOP, Agreement, Noise, compare, noise_of
+from eyas.scoring import REPEATS, TOP, Agreement, Noise, compare, measure_noise
 from eyas.target import Target
-
-_REPEATS = 3
-
-
-async def measure_noise(
-    engine: Engine, input_ids: list[int], start: int
-) -> tuple[Noise, Scores] | None:
-    """Score the same ids several times; None where the engine cannot score them.
-
-    Raises:
-        EngineError: one of its kinds.
-    """
-    repeated: list[Scores] = []
-    for _ in range(_REPEATS):
-        scores = await engine.score(input_ids, start=start, top=TOP)
-        if scores is None or len(scores.logprobs) != len(input_ids) - start:
-            return None
-        repeated.append(scores)
-    return noise_of(repeated), repeated[0]
 
 
 async def score_again(target: Target, findings: Findings, answers: Answers) -> None:
@@ -57,23 +38,24 @@ async def score_again(target: Target, findings: Findings, answers: Answers) -> N
         findings.add(
             "scores",
             "unproven",
-            f"scoring the same ids {_REPEATS} times gave log-probabilities up to "
+            f"scoring the same ids {REPEATS} times gave log-probabilities up to "
             f"{noise.largest:.2f} apart; nothing can be proven with such noise",
             noise=noise.largest,
         )
         return
-    judged = [_judge(answers.greedy, scores, GREEDY, noise)]
-    sampled = answers.sampled
-    if sampled is not None and sampled.good:
+    judged = [(answers.greedy, _judge(answers.greedy, scores, GREEDY, noise))]
+    for answer, sampling in ((answers.again, GREEDY), (answers.sampled, NEUTRAL)):
+        if answer is None or not answer.good or answer.input_ids == answers.greedy.input_ids:
+            continue
         try:
             more = await target.engine.score(
-                sampled.input_ids, start=len(sampled.prompt_ids), top=TOP
+                answer.input_ids, start=len(answer.prompt_ids), top=TOP
             )
         except EngineError:
-            more = None
+            continue
         if more is not None:
-            judged.append(_judge(sampled, more, NEUTRAL, noise))
-    _report(target, findings, judged, noise, [answers.greedy, sampled])
+            judged.append((answer, _judge(answer, more, sampling, noise)))
+    _report(target, findings, judged, noise)
 
 
 def _judge(answer: Answer, scores: Scores, sampling: Sampling, noise: Noise) -> Agreement:
@@ -88,39 +70,35 @@ def _judge(answer: Answer, scores: Scores, sampling: Sampling, noise: Noise) -> 
 
 
 def _report(
-    target: Target,
-    findings: Findings,
-    judged: list[Agreement],
-    noise: Noise,
-    answers: list[Answer | None],
+    target: Target, findings: Findings, judged: list[tuple[Answer, Agreement]], noise: Noise
 ) -> None:
     evidence: dict[str, Any] = {
         "noise": noise.largest,
-        "greedy": judged[0].as_dict(),
-        "sampled": judged[1].as_dict() if len(judged) > 1 else None,
+        "answers": [agreement.as_dict() for _, agreement in judged],
     }
-    for agreement, answer in zip(judged, answers, strict=False):
-        if agreement.refusal is not None and answer is not None:
+    for answer, agreement in judged:
+        if agreement.refusal is not None:
             findings.add(
                 "scores",
                 "failed",
                 f"scored again as one prompt, the answer is not what the model sampled: "
-                f"{agreement.refusal}{describe(target, agreement, answer.generation.output_ids)}",
+                f"{agreement.refusal}"
+                f"{agreement.describe(target.tokenizer, answer.generation.output_ids)}",
                 **evidence,
             )
             return
-    ids = sum(a.ids for a in judged)
-    compared = sum(a.compared for a in judged)
-    largest = max((a.largest for a in judged if a.largest is not None), default=None)
-    if largest is None:
+    compared = sum(agreement.compared for _, agreement in judged)
+    if not compared:
+        ids = sum(agreement.ids for _, agreement in judged)
         findings.add(
             "scores",
-            "unproven" if not evidence["greedy"]["ids"] else "ok",
+            "ok",
             f"scored again as one prompt, all {ids} ids are such as the model would choose there "
             "(the server gave no log-probabilities of their generation to compare with)",
             **evidence,
         )
         return
+    largest = max(agreement.largest or 0.0 for _, agreement in judged)
     findings.add(
         "scores",
         "ok",
@@ -128,19 +106,4 @@ def _report(
         f"generation: largest difference {largest:.3f}, where asking thrice differs by "
         f"{noise.largest:.3f}",
         **evidence,
-    )
-
-
-def describe(target: Target, agreement: Agreement, output_ids: list[int]) -> str:
-    """The worst id with its neighbours, as a clause."""
-    if not agreement.suspects:
-        return ""
-    worst, name = agreement.suspects[0], target.tokenizer.name
-    before = target.tokenizer.decode(output_ids[max(0, worst.position - 6) : worst.position])
-    was = "" if worst.generated is None else f" from {worst.generated:.2f} when it was generated"
-    best = worst.likeliest
-    instead = "" if best is None else f"; the model would write {name(best[0])} ({best[1]:.2f})"
-    return (
-        f". Output id {worst.position}, {name(worst.id)} after {before!r}, has log-probability "
-        f"{worst.scored:.2f}{was}{instead}"
     )

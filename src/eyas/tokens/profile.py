@@ -6,7 +6,6 @@ a marker has no id of its own), never by a regular expression over an answer's t
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,29 +14,11 @@ from typing import Any, NamedTuple
 
 from eyas.errors import TemplateRefusal
 from eyas.tokens.chat_template import ChatTemplate
+from eyas.tokens.markers import Marker, find_markers
 from eyas.tokens.tokenizer import Tokenizer
-
-_OPENERS = re.compile(
-    r"<\|channel\|>analysis<\|message\|>"
-    r"|<\|?(?:[\w-]+[:_])?(?:think(?:ing)?|thought|reasoning)\|?>"
-    r"|\[(?:THINK|REASONING)\]"
-    r"|<\|START_THINKING\|>|<\|inner_prefix\|>"
-)
-"""Shapes of openers in templates and vocabularies; which one counts is seen by rendering."""
 
 _TAIL = 24
 """How many of the prompt's last ids may hold an opener and what follows it."""
-
-
-class Marker(NamedTuple):
-    """A reasoning marker: its text, and its ids when it stands alone."""
-
-    text: str
-    ids: tuple[int, ...]
-
-    @property
-    def single(self) -> int | None:
-        return self.ids[0] if len(self.ids) == 1 else None
 
 
 class Reading(NamedTuple):
@@ -94,6 +75,7 @@ class Profile:
             "prompt_tail": list(self.prompt_tail),
             "prompt_tail_text": tokenizer.decode(self.prompt_tail) if tokenizer else None,
             "role_headers": [list(header) for header in self.role_headers],
+            "bos_ids": list(self.bos_ids),
         }
 
     @classmethod
@@ -112,6 +94,7 @@ class Profile:
             reasoning=data["reasoning"],
             prompt_tail=tuple(data["prompt_tail"]),
             role_headers=tuple(tuple(header) for header in data["role_headers"]),
+            bos_ids=tuple(data.get("bos_ids", ())),
         )
 
     def open_position(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> int | None:
@@ -247,7 +230,7 @@ def build_profile(
         declared = tokenizer_eos
     stop_ids = declared | tokenizer_eos | frozenset(stop_token_ids)
     prompt = _render(template, [{"role": "user", "content": "Hi"}]) or ""
-    opener, closer, reasoning = _find_markers(tokenizer, template, prompt)
+    opener, closer, reasoning = find_markers(tokenizer, template, prompt)
     bos = tokenizer.special_tokens_map.get("bos_token")
     bos_id = None if bos is None else tokenizer.control.get(bos)
     return Profile(
@@ -270,56 +253,6 @@ def _render(template: ChatTemplate | None, messages: list[dict[str, Any]]) -> st
         return template.render(messages)
     except TemplateRefusal:
         return None
-
-
-def _find_markers(
-    tokenizer: Tokenizer, template: ChatTemplate | None, prompt: str
-) -> tuple[Marker | None, Marker | None, str]:
-    """The opener and closer, and what the generation prompt does with them.
-
-    An opener that the rendered prompt holds goes before one that only the template's text
-    holds, and that before one that is merely an added token of the vocabulary.
-    """
-    source = template.source if template is not None else ""
-    known = " ".join(tokenizer.control)
-    candidates: dict[str, None] = {}
-    for text in (prompt, source, known):
-        # Some templates name only the closer (DeepSeek-R1 splits answers at it).
-        for match in _OPENERS.findall(text.replace("</", "<")):
-            candidates[match] = None
-    best: tuple[Marker, Marker] | None = None
-    for text in candidates:
-        closer = _closer_of(text)
-        if closer not in source and closer not in tokenizer.control:
-            continue
-        pair = (
-            Marker(text, tuple(tokenizer.encode(text))),
-            Marker(closer, tuple(tokenizer.encode(closer))),
-        )
-        if text in prompt[-80:]:
-            return *pair, _state(prompt, text, closer)
-        best = best or pair
-    if best is None:
-        return None, None, "none"
-    return *best, _state(prompt, best[0].text, best[1].text)
-
-
-def _closer_of(opener: str) -> str:
-    special = {
-        "<|channel|>analysis<|message|>": "<|end|>",
-        "<|START_THINKING|>": "<|END_THINKING|>",
-        "<|inner_prefix|>": "<|inner_suffix|>",
-    }
-    if opener in special:
-        return special[opener]
-    return opener[0] + ("|/" + opener[2:] if opener.startswith("<|") else "/" + opener[1:])
-
-
-def _state(prompt: str, opener: str, closer: str) -> str:
-    tail = prompt.rstrip()
-    if tail.endswith(opener):
-        return "open"
-    return "closed" if tail.endswith(closer) else "none"
 
 
 _USER, _ANSWER, _PROBE = "qzuser", "qzanswer", "qzprobe"

@@ -1,0 +1,176 @@
+"""``eyas verify``: a finished run, or other people's training data, checked row by row."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from eyas.cli import options
+from eyas.errors import EXIT_OK, EXIT_REJECTED, ConfigError
+
+NAME = "verify"
+EPILOG = """\b
+Examples:
+  eyas verify run
+  eyas verify run --rescore 50
+  eyas verify train.jsonl --tokenizer /models/Kimi-K2.5
+\b
+Exit codes: 0 nothing failed, 2 usage, 3 something failed.
+"""
+
+
+def command(
+    what: list[str] = typer.Argument(
+        ..., metavar="RUN|FILE...", help="A run directory, or files of training data."
+    ),
+    tokenizer: str = typer.Option(
+        None,
+        help="The target's tokenizer files; a run knows its own.",
+    ),
+    chat_template: options.ChatTemplateFile = None,
+    template_kwargs: options.TemplateKwargs = None,
+    rescore: int = typer.Option(
+        None, min=1, metavar="N", help="Score N rows of a run again on the server, at random."
+    ),
+    url: str = typer.Option(None, help="The server for --rescore.  [default: the one of the run]"),
+    seed: int = typer.Option(0, help="Which rows --rescore takes."),
+    api_key_env: options.ApiKeyEnv = None,
+    limit: int = typer.Option(None, min=1, help="Check only the first N rows of files."),
+    max_length: int = typer.Option(
+        None, min=1, help="Ids at which the trainer cuts a row, to say what it would lose."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print everything seen as JSON."),
+) -> None:
+    """Check a finished run again, or data that others made.
+
+    A run: every check of every row, its prompts rendered again, parts, counts, unique ids and
+    profile; with --rescore a sample of rows is scored by the server, and the worst are shown.
+
+    Files (messages, or input_ids with a loss_mask): missing or inline reasoning, missing stop
+    ids, masks that teach nothing or too much, ids that do not survive text and back, rows that
+    were cut; and the command that makes the damaged data anew.
+    """
+    from eyas.cli.findings import count_verdicts, print_finding
+    from eyas.findings import Findings
+
+    findings = Findings(None if as_json else print_finding)
+    more: dict[str, Any] = {}
+    if len(what) == 1 and Path(what[0]).is_dir() and _looks_like_run(Path(what[0])):
+        _verify_run(what[0], findings, tokenizer, chat_template, rescore, url, seed, api_key_env)
+    else:
+        for name, value in (("--rescore", rescore), ("--url", url)):
+            if value is not None:
+                raise ConfigError(f"{name} needs a run directory, and {what[0]} is none")
+        if tokenizer is None:
+            raise ConfigError(
+                f"{what[0]} is not a run, so the target must be named: --tokenizer DIR_OR_ID"
+            )
+        more = _verify_files(
+            what, findings, tokenizer, chat_template, template_kwargs, limit, max_length
+        )
+    if as_json:
+        print(json.dumps({"ok": not findings.failed, "findings": findings.as_dicts(), **more}))
+    else:
+        verdict = "something is wrong" if findings.failed else "nothing is wrong"
+        print(f"\n{verdict} ({count_verdicts(findings.items)})")
+    raise typer.Exit(EXIT_REJECTED if findings.failed else EXIT_OK)
+
+
+def _looks_like_run(path: Path) -> bool:
+    from eyas.store import is_run
+
+    return is_run(path) or (path / "traces").is_dir()
+
+
+def _verify_run(
+    path: str,
+    findings: Any,
+    tokenizer_source: str | None,
+    chat_template: str | None,
+    rescore: int | None,
+    url: str | None,
+    seed: int,
+    api_key_env: str | None,
+) -> None:
+    from eyas.cli.live import Live
+    from eyas.store import Run
+    from eyas.tokens import load_tokenizer
+    from eyas.verify.run import verify_run
+
+    run = Run(path)
+    source = tokenizer_source or run.manifest.tokenizer
+    tokenizer = load_tokenizer(source, chat_template=_template_text(chat_template))
+    with Live(sys.stderr) as live:
+        verify_run(run, tokenizer, findings, on_row=live.count("rows checked"))
+    if rescore is not None:
+        _rescore(run, tokenizer, findings, rescore, url, seed, api_key_env)
+
+
+def _rescore(
+    run: Any,
+    tokenizer: Any,
+    findings: Any,
+    count: int,
+    url: str | None,
+    seed: int,
+    api_key_env: str | None,
+) -> None:
+    import asyncio
+
+    from eyas.cli.live import Live
+    from eyas.engines import connect
+    from eyas.target import read_api_key
+    from eyas.verify.rescore import rescore
+
+    known = run.manifest.servers[0] if run.manifest.servers else {}
+    address = url or known.get("url")
+    if address is None:
+        raise ConfigError("the run names no server; give one with --url")
+
+    async def score() -> None:
+        key = read_api_key(api_key_env)
+        engine = await connect(address, api_key=key)
+        try:
+            with Live(sys.stderr) as live:
+                await rescore(
+                    run, engine, tokenizer, findings, count=count, seed=seed,
+                    on_row=live.count("rows scored"),
+                )  # fmt: skip
+        finally:
+            await engine.close()
+
+    asyncio.run(score())
+
+
+def _verify_files(
+    files: list[str],
+    findings: Any,
+    tokenizer_source: str,
+    chat_template: str | None,
+    template_kwargs: str | None,
+    limit: int | None,
+    max_length: int | None,
+) -> dict[str, Any]:
+    from eyas.tokens import ChatTemplate, build_profile, load_tokenizer
+    from eyas.verify import verify_file
+
+    tokenizer = load_tokenizer(tokenizer_source, chat_template=_template_text(chat_template))
+    kwargs = options.json_object(template_kwargs) if template_kwargs else {}
+    template = (
+        ChatTemplate.of(tokenizer, kwargs=kwargs) if tokenizer.chat_template is not None else None
+    )
+    profile = build_profile(tokenizer, template)
+    report = verify_file(
+        files, tokenizer, template, profile, findings, limit=limit, max_length=max_length
+    )
+    return {"report": report.as_dict()}
+
+
+def _template_text(file: str | None) -> str | None:
+    from eyas.target import read_template
+
+    return None if file is None else read_template(file)
