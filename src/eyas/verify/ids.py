@@ -197,7 +197,8 @@ class IdChecks:
         if behind is not None:
             found.setdefault("answer_masked", shown)
             return behind
-        found.setdefault("prompt_end", shown)
+        if not self.reference.control_ids.isdisjoint(written):  # else text may merge with it
+            found.setdefault("prompt_end", shown)
         return start
 
     def _behind_generation_prompt(self, ids: list[int], start: int) -> int | None:
