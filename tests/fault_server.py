@@ -88,18 +88,16 @@ class Target:
     def logprobs(self, ids: list[int], start: int) -> list[tuple[float, int]]:
         """For each id from `start` on its log-probability after all ids before it, and the
         likeliest id there: the right one as long as all before it were right."""
-        opened = ids.index(OPENER) + 1 if OPENER in ids else start
-        right = self.right_ids(ids[:opened])
+        right = self.right_ids(ids[:start])
         scored, on_track = [], True
-        for at in range(opened, len(ids)):
+        for at in range(start, len(ids)):
             chosen = random.Random(f"{ids[max(0, at - 3) : at]}")
-            place = at - opened
+            place = at - start
             likeliest = right[place] if on_track and place < len(right) else chosen.randrange(500)
             unlikely = 0.0 if ids[at] == likeliest else 9.0
             scored.append((-0.05 - 0.4 * chosen.random() - unlikely, likeliest))
             on_track = on_track and unlikely == 0.0
-        before = [(-7.0, 0)] * (opened - start)
-        return [*before, *scored][max(0, start - opened) :]
+        return scored
 
     def scores(self, body: Answer) -> Answer:
         """What an honest SGLang says of a prompt that is to be scored, clock and all."""
@@ -111,7 +109,7 @@ class Target:
             lp += self.noise * random.uniform(-1, 1)
             # As SGLang does: the vocabulary's last id is called 0.
             entries.append([lp, i if i < self.tokenizer.size - 1 else 0, None])
-            best = [[-0.04, likeliest, None]] if i != likeliest else []
+            best = [[-0.01, likeliest, None]] if i != likeliest else []
             tops.append([*best, [lp, i, None]])
         return {
             "text": "",

@@ -185,7 +185,7 @@ def compare(
             fell = then - scored if math.exp(min(0.0, max(then, scored))) >= _HARDLY else 0.0
             several += abs(fell) > near
         alone = then is None or sampling.temperature == 0
-        if abs(fell) > far or (alone and _unreachable(scored, likely, sampling, far)):
+        if abs(fell) > far or (alone and _unreachable(scored, likely, sampling, far, noise)):
             suspects.append(Suspect(at, own, then, scored, likely[0] if likely else None))
     middle = median(differences) if differences else None
     refusal = None
@@ -207,7 +207,11 @@ def compare(
 
 
 def _unreachable(
-    scored: float, likely: Sequence[tuple[int, float]], sampling: Sampling, far: float
+    scored: float,
+    likely: Sequence[tuple[int, float]],
+    sampling: Sampling,
+    far: float,
+    noise: Noise,
 ) -> bool:
     """Whether sampling so could not have chosen an id that is this much below the likeliest.
 
@@ -240,7 +244,8 @@ def _unreachable(
         rest = max(0.0, 1.0 - sum(math.exp(lp) for _, lp in likely))
         whole = sum(scaled) + rest / math.exp(best)
         mass = sum(math.exp((lp - best) / sampling.temperature) for lp in above) / whole
-        return mass > sampling.top_p + 0.5 * (1 - sampling.top_p)
+        # A probability moves by a quarter of what its logit does, at most.
+        return mass > sampling.top_p + 0.2 * (1 - sampling.top_p) + 0.25 * noise.largest
     return False
 
 
