@@ -5,7 +5,8 @@ not write.
 """
 
 from eyas.tokens.chat_template import ChatTemplate
-from eyas.tokens.profile import Marker, Profile, Reading, build_profile
+from eyas.tokens.markers import Marker
+from eyas.tokens.profile import Profile, Reading, build_profile
 from eyas.tokens.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
