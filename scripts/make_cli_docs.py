@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 TARGET = Path(__file__).parent.parent / "docs" / "cli.md"
-VERBS = ("", "capture", "demo", "show", "stats", "export")
+VERBS = ("", "demo", "probe", "capture", "show", "stats", "verify", "export")
 
 HEAD = """# Command line
 

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eyas.checks import Checker, Verdict
-    from eyas.config import CaptureConfig
+    from eyas.config import CaptureConfig, TargetConfig
     from eyas.conversation import BadLine, Conversation
-    from eyas.engines import Engine, Generation, LlamaCpp, Request, Sampling, SGLang
+    from eyas.engines import VLLM, Engine, Generation, LlamaCpp, Request, Sampling, SGLang
     from eyas.errors import EyasError
+    from eyas.findings import Finding, Findings
     from eyas.loop import capture
+    from eyas.probe import Probe
     from eyas.progress import Progress, Summary
     from eyas.readers import PromptReader
     from eyas.store import Run
@@ -32,11 +34,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "checks": ("Checker", "Verdict"),
-    "config": ("CaptureConfig",),
+    "config": ("CaptureConfig", "TargetConfig"),
     "conversation": ("BadLine", "Conversation"),
-    "engines": ("Engine", "Generation", "LlamaCpp", "Request", "SGLang", "Sampling"),
+    "engines": ("Engine", "Generation", "LlamaCpp", "Request", "SGLang", "Sampling", "VLLM"),
     "errors": ("EyasError",),
+    "findings": ("Finding", "Findings"),
     "loop": ("capture",),
+    "probe": ("Probe",),
     "progress": ("Progress", "Summary"),
     "readers": ("PromptReader",),
     "store": ("Run",),
@@ -46,6 +50,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "VLLM",
     "BadLine",
     "CaptureConfig",
     "ChatTemplate",
@@ -53,8 +58,11 @@ __all__ = [
     "Conversation",
     "Engine",
     "EyasError",
+    "Finding",
+    "Findings",
     "Generation",
     "LlamaCpp",
+    "Probe",
     "Profile",
     "Progress",
     "PromptReader",
@@ -64,6 +72,7 @@ __all__ = [
     "SGLang",
     "Sampling",
     "Summary",
+    "TargetConfig",
     "Tokenizer",
     "Trace",
     "Verdict",

@@ -33,7 +33,9 @@ def run(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("verb", ["", "capture", "demo", "show", "stats", "export"])
+@pytest.mark.parametrize(
+    "verb", ["", "demo", "probe", "capture", "show", "stats", "verify", "export"]
+)
 def test_help(verb: str) -> None:
     shown = run_eyas(*([verb] if verb else []), "--help")
     assert shown.returncode == 0
