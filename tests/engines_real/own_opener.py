@@ -19,15 +19,12 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
 import torch
 from tokenizers import Tokenizer
 from torch.nn.utils import clip_grad_norm_
 from transformers import Qwen3ForCausalLM
 
-import train_demo_target as demo  # found through the line above
+import train_demo_target as demo  # first: it puts the package on the path
 from eyas.demo import problems
 
 STEPS = 100

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from eyas.cli import options
+
+if TYPE_CHECKING:
+    from eyas.session import Session
 
 NAME = "capture"
 EPILOG = """\b
@@ -88,18 +91,26 @@ def run_capture(
     """Capture with progress on standard error and a summary on standard output."""
     from dataclasses import asdict
 
-    from eyas.cli.findings import brief
+    from eyas.cli.findings import brief, count_verdicts
     from eyas.cli.live import Live
     from eyas.cli.summary import print_start, print_summary
+    from eyas.findings import Findings
     from eyas.loop import capture
 
     with Live(sys.stderr) as live:
+        findings = Findings(lambda finding: brief(finding, live.say))
+
+        def start(session: Session) -> None:
+            if findings.items:
+                live.say(f"probe     {count_verdicts(findings.items)}")
+            print_start(session, live)
+
         summary = capture(
             config,
             archive=archive,
             probe=probe,
-            on_finding=lambda finding: brief(finding, live.say),
-            on_start=lambda session: print_start(session, live),
+            on_finding=findings.take,
+            on_start=start,
             on_progress=live.update,
             say=live.say,
         )

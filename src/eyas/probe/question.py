@@ -15,7 +15,7 @@ from typing import Any
 from eyas.checks import Checker, Verdict
 from eyas.engines import Generation, Request, Sampling, resampled
 from eyas.engines.pool import Pool
-from eyas.errors import EngineError, TemplateRefusal
+from eyas.errors import EngineError, TemplateRefusal, TransportError
 from eyas.findings import Findings
 from eyas.target import Target
 
@@ -25,6 +25,8 @@ NEUTRAL = Sampling()
 """Temperature 1 and no penalties: what scoring can be compared with on every engine."""
 
 _ATTEMPTS = 3
+_PATIENCE_S = 600.0
+"""Far longer than such an answer takes anywhere."""
 _BUDGET, _SHORT_BUDGET = 1024, 256
 """Tokens of an answer: enough to reason about 2+2, and enough to compare scores."""
 
@@ -152,7 +154,11 @@ async def _ask(
     request = Request(prompt_ids, budget, seed, logprobs)
     refused: list[Verdict] = []
     while True:
-        generation = await pool.generate(request)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                generation = await pool.generate(request)
+        except TimeoutError:
+            raise TransportError(f"no answer came within {_PATIENCE_S:.0f} s") from None
         verdict = checker.judge(prompt_ids, generation, budget)
         if verdict.refusal is None or len(refused) + 1 >= _ATTEMPTS:
             return Answer(prompt_ids, generation, verdict, refused)
