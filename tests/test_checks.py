@@ -46,6 +46,14 @@ def test_ids_after_a_stop_id_are_refused_at_the_cap_too(checker: Checker) -> Non
     assert verdict.refusal == "stop_inside"
 
 
+def test_fewer_ids_than_the_budget_that_ended_it(checker: Checker) -> None:
+    """SGLang says on ``length`` how many ids it made, besides its count."""
+    honest = generation([70, 71, 72], finish_reason="length", matched=None, length=3)
+    assert checker.judge(PROMPT, honest).refusal is None
+    short = generation([70, 71], finish_reason="length", matched=None, length=3)
+    assert checker.judge(PROMPT, short).refusal == "completion_tokens"
+
+
 def test_reasoning_that_the_budget_cut_is_no_empty_answer(checker: Checker) -> None:
     verdict = checker.judge(PROMPT, generation([70] * 9, finish_reason="length"))
     assert verdict.marks == ["truncated", "reasoning_truncated"]

@@ -123,10 +123,15 @@ class Checker:
         if not g.output_ids:
             return "no_output_ids", (
                 f"the engine gave no output ids (it counts {g.completion_tokens}); "
-                "SGLang before 0.5.0 gives none"
+                "SGLang before 0.5.0 and vLLM without return_token_ids give none"
             )
         if g.completion_tokens != len(g.output_ids):
             return "completion_tokens", self._count_detail(prompt_ids, g)
+        if g.finish_reason == "length" and g.length is not None and g.length > len(g.output_ids):
+            return "completion_tokens", (
+                f"{len(g.output_ids)} output ids came, and the engine says that it stopped at its "
+                f"budget of {g.length}"
+            )
         return None
 
     def _count_detail(self, prompt_ids: list[int], g: Generation) -> str:
