@@ -8,6 +8,21 @@ from eyas.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PENDING, EXIT_REJECTED
 
 
 @dataclass(slots=True)
+class ServerProgress:
+    """One server as it stands."""
+
+    url: str
+    up: bool = True
+    slots: int = 0
+    """Requests that it is to hold at once."""
+    in_flight: int = 0
+    queued: int | None = None
+    """Requests that wait in the server, where it tells."""
+    answered: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
 class Progress:
     """A capture as it stands. Figures are of durable rows and finished answers."""
 
@@ -23,7 +38,12 @@ class Progress:
     """Rows decided by this capture."""
     prompt_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that a server had in its cache."""
     in_flight: int = 0
+    servers: list[ServerProgress] = field(default_factory=list)
+    finish_reasons: dict[str, int] = field(default_factory=dict)
+    """Answers by ``stop`` and ``length``, and refused rows by their reason."""
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
     """The last problems, newest last."""
