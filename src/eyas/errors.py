@@ -141,13 +141,21 @@ class RowFailed(EngineError):
     """
 
     def __init__(
-        self, message: str, *, reason: str, tries: list[str], seen: str = "", pending: bool = False
+        self,
+        message: str,
+        *,
+        reason: str,
+        tries: list[str],
+        seen: str = "",
+        pending: bool = False,
+        server: str = "",
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.tries = tries
         self.seen = seen
         self.pending = pending
+        self.server = server
 
 
 class CaptureStopped(EngineError):

@@ -26,6 +26,7 @@ from eyas.config import CaptureConfig
 from eyas.conversation import seed_for
 from eyas.engines import Generation, Request
 from eyas.engines.pool import Pool
+from eyas.engines.server import Server
 from eyas.errors import EXIT_INTERRUPTED, EyasError, RowFailed
 from eyas.feed import Feed, Job, trace_of
 from eyas.findings import Finding
@@ -126,8 +127,7 @@ class _Loop:
         self._on_progress = on_progress
         self._say = say
         self._pool = Pool(
-            session.target.engine,
-            session.target.info,
+            [Server(session.target.engine, session.target.info, slots=session.concurrency)],
             tries=config.tries,
             give_up_after_s=config.give_up_after,
             say=self._note,
@@ -278,7 +278,7 @@ class _Loop:
             rows = self._feed.refuse(job, failed.reason, str(failed))
             rows[0].tries, rows[0].text = failed.tries, failed.seen or None
             rows[0].seed, rows[0].max_new_tokens = request.seed, request.max_new_tokens
-            rows[0].server = self._pool.url
+            rows[0].server = failed.server
             self._put(rows)
             return False
         verdict = self._checker.judge(job.prompt_ids, generation, job.max_new_tokens)
@@ -300,7 +300,7 @@ class _Loop:
             seed=request.seed,
             max_new_tokens=request.max_new_tokens,
             logprobs=generation.logprobs,
-            server=self._pool.url,
+            server=generation.server,
             weight_version=generation.weight_version,
             finished_at=time.time(),
             **self._common,
@@ -349,7 +349,7 @@ class _Loop:
         row.finish_reason = generation.finish_reason
         row.marks = marks
         row.seed, row.max_new_tokens = request.seed, request.max_new_tokens
-        row.server, row.weight_version = self._pool.url, generation.weight_version
+        row.server, row.weight_version = generation.server, generation.weight_version
         return rows
 
     def _put(self, refused: list[Rejected], *traces: object) -> None:

@@ -11,6 +11,7 @@ import pytest
 from eyas.engines import Generation, Request, ServerInfo
 from eyas.engines import pool as pools
 from eyas.engines.pool import Pool
+from eyas.engines.server import Server
 from eyas.errors import (
     BusyError,
     CaptureStopped,
@@ -57,6 +58,9 @@ class Scripted:
     async def reachable(self) -> bool:
         return self.up
 
+    async def healthy(self, timeout_s: float) -> bool | None:
+        return None
+
     async def close(self) -> None:
         return None
 
@@ -77,7 +81,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def generate(engine: Scripted, **more: Any) -> Generation:
     async def run() -> Generation:
-        pool = Pool(engine, ServerInfo("scripted", engine.url, model="m"), **more)
+        pool = Pool([Server(engine, ServerInfo("scripted", engine.url, model="m"))], **more)
         try:
             return await pool.generate(REQUEST)
         finally:
@@ -194,7 +198,7 @@ def test_another_server_that_comes_back_stops_the_capture(
 def test_other_weights_stop_every_request_after() -> None:
     async def run() -> Pool:
         engine = Scripted(good(weight_version="a"), good(weight_version="b"), good())
-        pool = Pool(engine, ServerInfo("scripted", engine.url))
+        pool = Pool([Server(engine, ServerInfo("scripted", engine.url))])
         assert (await pool.generate(REQUEST)).weight_version == "a"
         for _ in range(2):
             with pytest.raises(CaptureStopped, match="'b', and the run began with 'a'"):

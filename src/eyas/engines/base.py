@@ -73,6 +73,8 @@ class Generation:
     cached_tokens: int | None = None
     renamed: bool = False
     """The answer calls the request by another id than it was sent under: something between."""
+    server: str = ""
+    """The address that answered."""
     refusal: str | None = None
     """A fact that by itself forbids the row, for example a prompt that the engine cut."""
 
@@ -115,6 +117,14 @@ class ChatAnswer:
     finish_reason: str | None
     prompt_tokens: int | None
     completion_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a server holds now, by its own count."""
+
+    running: int
+    waiting: int
 
 
 class Engine(Protocol):
@@ -174,6 +184,14 @@ class Engine(Protocol):
         self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], *, max_tokens: int
     ) -> ChatAnswer | None:
         """The same messages through ``/v1/chat/completions`` at temperature 0; None without."""
+        ...
+
+    async def load(self) -> Load | None:
+        """What the server says that it holds; None where it does not tell."""
+        ...
+
+    async def healthy(self, timeout_s: float) -> bool | None:
+        """Whether the server says that it works; None where it has no page for that."""
         ...
 
     async def reachable(self) -> bool:

@@ -119,6 +119,22 @@ class HttpClient:
             return None
         return value if isinstance(value, dict) else None
 
+    async def get_status(self, path: str, *, timeout_s: float = 10.0) -> tuple[int, str] | None:
+        """The status and text of a page, or None where nothing came in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                status, _, raw = await self._request("GET", path, None)
+        except (TimeoutError, EngineError):
+            return None
+        return status, raw.decode("utf-8", "replace")
+
+    async def healthy(self, timeout_s: float) -> bool | None:
+        """What ``/health`` says; None where there is no such page."""
+        answer = await self.get_status("/health", timeout_s=timeout_s)
+        if answer is None:
+            return False
+        return None if answer[0] in (404, 405, 501) else answer[0] == 200
+
     async def post_status(self, path: str, body: Mapping[str, Any]) -> int:
         """The status that a POST gets, whatever the body says."""
         return (await self._request("POST", path, orjson.dumps(body)))[0]

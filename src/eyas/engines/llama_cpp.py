@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.engines import openai
-from eyas.engines.base import ChatAnswer, Generation, Request, Sampling, Scores, ServerInfo
+from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
 from eyas.engines.http import HttpClient
 from eyas.engines.openai import as_int, as_text
 from eyas.errors import ConfigError, MalformedAnswer
@@ -131,6 +131,13 @@ class LlamaCpp:
         self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], *, max_tokens: int
     ) -> ChatAnswer | None:
         return await openai.chat(self._http, messages, kwargs, max_tokens=max_tokens, model=None)
+
+    async def load(self) -> Load | None:
+        """None: how many slots there are is told beforehand."""
+        return None
+
+    async def healthy(self, timeout_s: float) -> bool | None:
+        return await self._http.healthy(timeout_s)
 
     async def reachable(self) -> bool:
         return await self._http.reachable()

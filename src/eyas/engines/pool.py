@@ -1,8 +1,10 @@
-"""Requests that are tried again: what a row meets between being sent and being answered.
+"""The servers of one target, kept full and no fuller, and requests that are tried again.
 
-Invariants: a server that is down costs no row a try; a request is rejected only by its own
-last try or by a refusal that will not change; when nothing can succeed the capture stops with
-one sentence and every open row stays pending.
+Invariants: a request waits only while no usable server has a free place; a server that is down,
+stalled or restarted costs no row a try; a request is rejected only by its own last try or by a
+refusal that will not change; a server that serves anything else than the run began with gets
+nothing more; when nothing can succeed the capture stops with one sentence and every open row
+stays pending.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 
-from eyas.engines.base import Engine, Generation, Request, ServerInfo
+from eyas.engines.base import Generation, Request
+from eyas.engines.server import Server
 from eyas.errors import (
     BusyError,
     CaptureStopped,
@@ -34,6 +38,12 @@ _TURNED_AWAY = 12
 _WORKING_S = 10.0
 """A request that is held this long is being worked on."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
+_SHARED = 64
+"""Ids at the beginning of a prompt by which requests that share them are kept together."""
+
+
+class _Moved(Exception):
+    """The request was taken away from a server and is to be sent elsewhere."""
 
 
 @dataclass(slots=True)
@@ -44,6 +54,8 @@ class _Tries:
     met: list[str] = field(default_factory=list)
     turned_away: int = 0
     next_pause_s: float = _FIRST_PAUSE_S
+    avoid: Server | None = None
+    """Where it failed last: another server is tried first."""
 
     @property
     def last(self) -> bool:
@@ -55,7 +67,7 @@ class _Tries:
         self.met.append(str(error))
         return len(self.met) >= self.allowed or self.turned_away >= _TURNED_AWAY
 
-    def failure(self, error: EngineError) -> RowFailed:
+    def failure(self, error: EngineError, server: Server) -> RowFailed:
         """The row's end. Where the connection broke and nothing was said it stays pending."""
         return RowFailed(
             f"{error} (try {len(self.met) + self.turned_away})",
@@ -63,6 +75,7 @@ class _Tries:
             tries=self.met,
             seen=getattr(error, "seen", ""),
             pending=isinstance(error, TransportError),
+            server=server.url,
         )
 
     def pause(self, error: EngineError) -> float:
@@ -73,186 +86,315 @@ class _Tries:
         return pause
 
 
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A request that waits for a place."""
+
+    place: asyncio.Future[Server]
+    near: str | None
+    avoid: Server | None
+    prefix: int
+
+
 class Pool:
-    """One engine with patience."""
+    """One target at several addresses."""
 
     def __init__(
         self,
-        engine: Engine,
-        info: ServerInfo,
+        servers: Sequence[Server],
         *,
         tries: int = 4,
         give_up_after_s: float = 120.0,
         say: Callable[[str], None] = lambda _: None,
         on_weights: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Wrap an engine.
+        """Join servers.
 
         Args:
-            engine: where requests go.
-            info: who the server said it was when the capture began.
+            servers: at least one, all of the same target.
             tries: how often a request is sent before its row fails.
             give_up_after_s: how long nothing may answer before the capture stops.
             say: takes one line for the user.
             on_weights: takes the weights version, where only the first answer tells it.
         """
-        self.engine = engine
-        self.info = info
+        self.servers = list(servers)
+        self.model = servers[0].info.model
+        self.weights = next((s.info.weight_version for s in servers if s.info.weight_version), None)
         self._tries = tries
         self._give_up_after_s = give_up_after_s
-        self._say = say
+        self.say = say
         self._on_weights = on_weights
-        self._up = asyncio.Event()
-        self._up.set()
-        self._watch: asyncio.Task[None] | None = None
+        self._waiters: deque[_Waiter] = deque()
         self._stopped: CaptureStopped | None = None
         self._answered = 0
         self._failing_since: float | None = None
-        self._sent: dict[int, float] = {}
-        self._numbers = count()
-
-    @property
-    def url(self) -> str:
-        """The server's address."""
-        return self.engine.url
+        self._all_down_since: float | None = None
 
     @property
     def in_flight(self) -> int:
         """Requests that were sent and are not answered."""
-        return len(self._sent)
+        return sum(len(server.attempts) for server in self.servers)
 
-    async def generate(self, request: Request) -> Generation:
+    @property
+    def capacity(self) -> int:
+        """Places of all servers that may be given requests, now or when they are up again."""
+        return sum(server.slots for server in self.servers if server.refused is None)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiters)
+
+    async def generate(self, request: Request, *, near: str | None = None) -> Generation:
         """Generate, trying again as long as that makes sense.
+
+        Args:
+            request: what is asked.
+            near: the address that is likely to hold the prompt's beginning in its cache; it is
+                preferred while it has a free place.
 
         Raises:
             RowFailed: this request cannot be answered.
             CaptureStopped: no request can be now.
         """
         tries = _Tries(self._tries)
+        prefix = hash(tuple(request.prompt_ids[:_SHARED])) if len(self.servers) > 1 else 0
         while True:
-            await self._up.wait()
-            if self._stopped is not None:
-                raise self._stopped
+            server = await self._place(near, tries.avoid, prefix)
             answered_before = self._answered
             try:
-                generation = await self._attempt(request)
+                generation = await self._attempt(server, request)
+            except _Moved:
+                continue
             except ServerUnreachable as gone:
-                self._went_down(gone)
+                self.went_down(server, str(gone))
                 continue
             except RequestRefused as refused:
                 if refused.status in _CONCERNS_ALL:
-                    raise self._stop(f"{self.url} refuses every request: {refused}") from None
-                raise RowFailed(str(refused), reason=refused.reason, tries=tries.met) from refused
+                    self.refuse(server, f"{server.url} refuses every request: {refused}")
+                    continue
+                raise RowFailed(
+                    str(refused), reason=refused.reason, tries=tries.met, server=server.url
+                ) from refused
             except EngineError as failed:
                 error = failed
             else:
-                if generation.finish_reason in ("stop", "length") or tries.last:
+                if generation.finish_reason not in ("stop", "length") and not tries.last:
+                    error = MalformedAnswer(
+                        f"the engine's finish reason is {generation.finish_reason}",
+                        reason="finish_reason",
+                    )
+                elif self._of_other_weights(server, generation):
+                    continue
+                else:
                     return generation  # an abort goes to the checks, which keep its ids
-                error = MalformedAnswer(
-                    f"the engine's finish reason is {generation.finish_reason}",
-                    reason="finish_reason",
-                )
+            tries.avoid = server
             if isinstance(error, BusyError) and error.status in _OVERLOADED:
-                self._check_patience(error)
+                self._check_patience(server, error)
                 tries.turned_away += self._answered != answered_before
                 counts = tries.turned_away >= _TURNED_AWAY
             else:
                 counts = True
             if counts and tries.met_with(error):
-                raise tries.failure(error) from error
+                raise tries.failure(error, server) from error
             await asyncio.sleep(tries.pause(error))
 
-    async def _attempt(self, request: Request) -> Generation:
-        """Send a request once."""
-        number = next(self._numbers)
-        self._sent[number] = time.monotonic()
+    async def _attempt(self, server: Server, request: Request) -> Generation:
+        """Send a request once, to a server that has a place for it, and give the place back."""
+        number, attempt = server.begin()
         try:
-            generation = await self.engine.generate(request)
+            generation = await server.engine.generate(request)
+        except asyncio.CancelledError:
+            if not attempt.moved:
+                raise
+            assert attempt.task is not None
+            attempt.task.uncancel()
+            raise _Moved from None
         finally:
-            del self._sent[number]
+            del server.attempts[number]
+            server.held -= 1
+            self._hand_out()
+        generation.server = server.url
         if generation.finish_reason in ("stop", "length"):
             self._answered += 1
             self._failing_since = None
-            self._same_weights(generation.weight_version)
+            server.answered_with(attempt, len(generation.output_ids))
         return generation
 
     async def close(self) -> None:
-        """End the watch, if there is one, and close the connections."""
-        if self._watch is not None:
-            self._watch.cancel()
-        await self.engine.close()
+        """End the watches, if there are any, and close the connections."""
+        for server in self.servers:
+            if server.watch is not None:
+                server.watch.cancel()
+            await server.engine.close()
 
-    def _check_patience(self, error: EngineError) -> None:
-        """Stop if the server only turns requests away, and works on none, for too long."""
+    # -- places ------------------------------------------------------------------------------
+
+    async def _place(self, near: str | None, avoid: Server | None, prefix: int) -> Server:
+        """A server with a free place, which is then held."""
+        if self._stopped is not None:
+            raise self._stopped
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), near, avoid, prefix)
+        if not self._waiters and (server := self._choose(waiter)) is not None:
+            server.held += 1
+            return server
+        self._waiters.append(waiter)
+        try:
+            return await waiter.place
+        except asyncio.CancelledError:
+            if waiter.place.done() and not waiter.place.cancelled():
+                waiter.place.result().held -= 1  # it was handed out just before
+                self._hand_out()
+            else:
+                with suppress(ValueError):
+                    self._waiters.remove(waiter)
+            raise
+
+    def _choose(self, waiter: _Waiter) -> Server | None:
+        """The server that is the least full, for its size; the preferred one if it has room."""
+        free = [server for server in self.servers if server.free > 0]
+        if len(free) <= 1:
+            return free[0] if free else None
+        others = [server for server in free if server is not waiter.avoid] or free
+        for server in others:
+            if server.url == waiter.near:
+                return server
+        # Within a twentieth of fullness, prompts that begin alike go together.
+        return min(
+            others,
+            key=lambda s: (int(20 * s.held / s.slots), hash((waiter.prefix, s.url))),
+        )
+
+    def _hand_out(self) -> None:
+        """Give free places to those who wait, the first come first."""
+        while self._waiters:
+            waiter = self._waiters[0]
+            if waiter.place.done():
+                self._waiters.popleft()
+                continue
+            server = self._choose(waiter)
+            if server is None:
+                return
+            self._waiters.popleft()
+            server.held += 1
+            waiter.place.set_result(server)
+
+    # -- servers that come and go ------------------------------------------------------------
+
+    def add(self, server: Server) -> None:
+        """A server joins; it gets its share at once."""
+        self.servers.append(server)
+        self._hand_out()
+
+    def refuse(self, server: Server, why: str) -> None:
+        """A server gets nothing more; if it was the last one, the capture stops."""
+        if server.refused is not None:
+            return
+        server.refused = why
+        if all(other.refused is not None for other in self.servers):
+            self.stop(why)
+        else:
+            self.say(f"{why}; it gets no more requests")
+            server.take_away()
+
+    def stop(self, why: str) -> CaptureStopped:
+        """Nothing more can be captured: everyone who waits is told."""
+        if self._stopped is None:
+            self._stopped = CaptureStopped(why)
+        for waiter in self._waiters:
+            if not waiter.place.done():
+                waiter.place.set_exception(self._stopped)
+        self._waiters.clear()
+        return self._stopped
+
+    def went_down(self, server: Server, why: str) -> None:
+        """A server is not there (or does not move); its requests go elsewhere."""
+        if not server.up:
+            return
+        server.up = False
+        server.take_away()
+        others = [s for s in self.servers if s.usable]
+        if others:
+            self.say(f"{why}; its requests go to {len(others)} other{'s' * (len(others) > 1)}")
+        else:
+            self._all_down_since = time.monotonic()
+            all_of = f" (all {len(self.servers)} servers are down)" if len(self.servers) > 1 else ""
+            self.say(f"{why}{all_of}; waiting for it")
+        if server.watch is None or server.watch.done():
+            server.watch = asyncio.create_task(self._wait_until_up(server, why))
+
+    async def _wait_until_up(self, server: Server, why: str) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            if await server.engine.reachable() and (
+                await server.engine.healthy(_LONGEST_PAUSE_S) is not False
+            ):
+                break
+            if any(other.usable for other in self.servers):
+                self._all_down_since = None
+                continue
+            since = self._all_down_since = self._all_down_since or time.monotonic()
+            if time.monotonic() - since > self._give_up_after_s:
+                self.stop(
+                    f"{why} for {time.monotonic() - since:.0f} s; the rest stays pending. "
+                    "Start the server and run the same command again to go on."
+                )
+                return
+        if await self._is_the_same(server):
+            server.up = True
+            server.last_answer = time.monotonic()
+            self._all_down_since = None
+            self.say(f"{server.url} answers again")
+            self._hand_out()
+
+    async def _is_the_same(self, server: Server) -> bool:
+        """Whether a server that came back is the one that the run began with."""
+        try:
+            now = await server.engine.identify()
+        except EngineError:
+            return True  # gone again, or still starting: the next request finds out
+        except Exception as unsuitable:
+            self.refuse(server, str(unsuitable))
+            return False
+        if self.model is not None and now.model not in (None, self.model):
+            self.refuse(server, f"{server.url} came back with {now.model}, not {self.model}")
+            return False
+        return self._same_weights(server, now.weight_version)
+
+    def _of_other_weights(self, server: Server, generation: Generation) -> bool:
+        """Whether an answer is of other weights; its server then gets nothing more."""
+        if generation.finish_reason not in ("stop", "length"):
+            return False
+        return not self._same_weights(server, generation.weight_version)
+
+    def _same_weights(self, server: Server, now: str | None) -> bool:
+        if self.weights is None and now is not None:
+            self.weights = now
+            self._on_weights(now)
+        if now is None or now == self.weights:
+            return True
+        self.refuse(
+            server,
+            f"{server.url} now generates with weights version {now!r}, and the run began with "
+            f"{self.weights!r}; rows of both must not be mixed. Serve {self.weights!r} again, or "
+            "begin a new run.",
+        )
+        return False
+
+    def _check_patience(self, server: Server, error: EngineError) -> None:
+        """Stop if all servers only turn requests away, and work on none, for too long."""
         now = time.monotonic()
         if self._failing_since is None or any(
-            now - sent > _WORKING_S for sent in self._sent.values()
+            now - attempt.sent > _WORKING_S
+            for other in self.servers
+            for attempt in other.attempts.values()
         ):
             self._failing_since = now
         failing = now - self._failing_since
         if failing > self._give_up_after_s:
-            raise self._stop(
-                f"{self.url} answered no request for {failing:.0f} s ({error}); the rest "
+            raise self.stop(
+                f"{server.url} answered no request for {failing:.0f} s ({error}); the rest "
                 "stays pending. Run the same command again to go on."
             )
-
-    def _same_weights(self, now: str | None) -> None:
-        was = self.info.weight_version
-        if was is None and now is not None:
-            self.info.weight_version = now
-            self._on_weights(now)
-        if was is not None and now is not None and now != was:
-            raise self._stop(
-                f"{self.url} now generates with weights version {now!r}, and the run began "
-                f"with {was!r}; rows of both must not be mixed. Serve {was!r} again, or begin a "
-                "new run."
-            )
-
-    def _stop(self, why: str) -> CaptureStopped:
-        if self._stopped is None:
-            self._stopped = CaptureStopped(why)
-        self._up.set()
-        return self._stopped
-
-    def _went_down(self, error: ServerUnreachable) -> None:
-        self._up.clear()
-        if self._watch is None or self._watch.done():
-            self._say(f"{error}; waiting for it")
-            self._watch = asyncio.create_task(self._wait_until_up(error))
-
-    async def _wait_until_up(self, error: ServerUnreachable) -> None:
-        began, pause = time.monotonic(), _FIRST_PAUSE_S
-        while True:
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-            if await self.engine.reachable():
-                break
-            if time.monotonic() - began > self._give_up_after_s:
-                self._stop(
-                    f"{error} for {time.monotonic() - began:.0f} s; the rest stays pending. "
-                    "Start the server and run the same command again to go on."
-                )
-                return
-        await self._recognise()
-        self._up.set()
-
-    async def _recognise(self) -> None:
-        """A server that came back must be the one that the run began with."""
-        try:
-            now = await self.engine.identify()
-        except EngineError:
-            return  # gone again, or still starting: the next request finds out
-        except Exception as unsuitable:
-            self._stop(str(unsuitable))
-            return
-        if self.info.model is not None and now.model not in (None, self.info.model):
-            self._stop(f"{self.url} came back with {now.model}, not {self.info.model}")
-        else:
-            self._same_weights_or_stop(now.weight_version)
-            self._say(f"{self.url} answers again")
-
-    def _same_weights_or_stop(self, version: str | None) -> None:
-        try:
-            self._same_weights(version)
-        except CaptureStopped:
-            return  # kept in _stopped; every waiting request sees it

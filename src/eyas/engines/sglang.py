@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
+import orjson
+
 from eyas.engines import openai
-from eyas.engines.base import ChatAnswer, Generation, Request, Sampling, Scores, ServerInfo
+from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
 from eyas.engines.http import HttpClient
 from eyas.engines.known_faults import parse_version, refuse_fatal
 from eyas.engines.openai import as_int, as_text
@@ -144,6 +146,22 @@ class SGLang:
             self._http, messages, kwargs, max_tokens=max_tokens, model=self._model
         )
 
+    async def load(self) -> Load | None:
+        """``/v1/loads`` (from 0.5.9 on), else ``/get_load``: one entry a data-parallel rank."""
+        entries: Any = (await self._http.get("/v1/loads") or {}).get("loads")
+        if entries is None:
+            answer = await self._http.get_status("/get_load")
+            if answer is None or answer[0] != 200:
+                return None
+            try:
+                entries = orjson.loads(answer[1])
+            except orjson.JSONDecodeError:
+                return None
+        return read_load(entries)
+
+    async def healthy(self, timeout_s: float) -> bool | None:
+        return await self._http.healthy(timeout_s)
+
     async def reachable(self) -> bool:
         return await self._http.reachable()
 
@@ -216,6 +234,24 @@ def read_answer(answer: dict[str, Any]) -> Generation:
         cached_tokens=as_int(meta.get("cached_tokens")),
         refusal=refusal,
     )  # fmt: skip
+
+
+def read_load(entries: Any) -> Load | None:
+    """Sum the ranks' entries; ``num_reqs`` of ``/get_load`` counts the waiting ones too."""
+    ranks = entries if isinstance(entries, list) else [entries]
+    running = waiting = 0
+    for rank in ranks:
+        if not isinstance(rank, dict):
+            return None
+        waits = as_int(rank.get("num_waiting_reqs"))
+        runs = as_int(rank.get("num_running_reqs"))
+        if runs is None:
+            every = as_int(rank.get("num_reqs"))
+            runs = None if every is None or waits is None else max(0, every - waits)
+        if runs is None or waits is None:
+            return None
+        running, waiting = running + runs, waiting + waits
+    return Load(running, waiting) if ranks else None
 
 
 def read_scores(answer: dict[str, Any], ids: list[int]) -> Scores | None:

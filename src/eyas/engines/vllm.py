@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.engines import openai
-from eyas.engines.base import ChatAnswer, Generation, Request, Sampling, Scores, ServerInfo
+from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
 from eyas.engines.http import HttpClient
 from eyas.engines.openai import as_int, as_text
 from eyas.errors import MalformedAnswer
@@ -120,6 +120,14 @@ class VLLM:
             self._http, messages, kwargs, max_tokens=max_tokens, model=self._model
         )
 
+    async def load(self) -> Load | None:
+        """From ``/metrics``: ``vllm:num_requests_running`` and ``_waiting``, over all engines."""
+        answer = await self._http.get_status("/metrics")
+        return None if answer is None or answer[0] != 200 else read_load(answer[1])
+
+    async def healthy(self, timeout_s: float) -> bool | None:
+        return await self._http.healthy(timeout_s)
+
     async def reachable(self) -> bool:
         return await self._http.reachable()
 
@@ -167,6 +175,21 @@ def read_answer(answer: dict[str, Any]) -> Generation:
         logprobs=logprobs,
         cached_tokens=as_int(cached.get("cached_tokens")) if isinstance(cached, dict) else None,
     )
+
+
+def read_load(metrics: str) -> Load | None:
+    """Sum the two gauges over their labels; None where one is not there."""
+    found: dict[str, float] = {}
+    for line in metrics.splitlines():
+        for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+            if line.startswith((f"{name}{{", f"{name} ")):
+                try:
+                    found[name] = found.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+                except ValueError:
+                    return None
+    if len(found) != 2:
+        return None
+    return Load(*(int(found[name]) for name in sorted(found)))
 
 
 def read_scores(answer: dict[str, Any], ids: list[int], start: int, top: int) -> Scores | None:

@@ -15,6 +15,7 @@ from typing import Any
 from eyas.checks import Checker, Verdict
 from eyas.engines import Generation, Request, Sampling, resampled
 from eyas.engines.pool import Pool
+from eyas.engines.server import Server
 from eyas.errors import EngineError, TemplateRefusal, TransportError
 from eyas.findings import Findings
 from eyas.target import Target
@@ -140,8 +141,7 @@ async def _ask(
     stops = target.sampling.stop_token_ids
     sampling = Sampling(**{**sampling.as_dict(), "stop_token_ids": stops})
     pool = Pool(
-        resampled(target.engine, sampling),
-        target.info,
+        [Server(resampled(target.engine, sampling), target.info)],
         tries=config.tries,
         give_up_after_s=config.give_up_after,
     )
