@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from eyas.errors import ConfigError
+from eyas.shard import Shard
 
 _Config = TypeVar("_Config", bound="TargetConfig")
 
@@ -22,8 +23,8 @@ class TargetConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    url: str
-    """The server's address."""
+    url: list[str] = Field(min_length=1)
+    """The servers' addresses; ``@FILE`` for a file of them, which may change meanwhile."""
     tokenizer: str
     """A directory with the target's tokenizer files, a .gguf file, or a hub id."""
     engine: Literal["auto", "sglang", "vllm", "llama_cpp"] = "auto"
@@ -59,6 +60,11 @@ class TargetConfig(BaseModel):
     give_up_after: float = Field(120.0, ge=0)
     """Seconds without any answer from the server before the capture ends, rows pending."""
 
+    @field_validator("url", mode="before")
+    @classmethod
+    def _urls(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
     @field_validator("date", mode="before")
     @classmethod
     def _date(cls, value: Any) -> Any:
@@ -80,10 +86,17 @@ class CaptureConfig(TargetConfig):
     """The input column that holds the prompt."""
     limit: int | None = Field(None, ge=1)
     """Take only the first conversations of the input."""
+    shard: str | None = None
+    """Take only one of N parts of it, such as ``3/8``; which part depends on content alone."""
     concurrency: int | None = Field(None, ge=1, le=65536)
-    """Requests in flight; what the server says it runs at once, else 64."""
+    """Requests in flight at each server; where None, as many as keep it full."""
     reject: list[str] = []
     """Marks that refuse a row."""
+
+    @field_validator("shard", mode="before")
+    @classmethod
+    def _shard(cls, value: Any) -> Any:
+        return None if value is None else str(Shard.parse(str(value)))
 
     @field_validator("reject")
     @classmethod
@@ -167,7 +180,9 @@ def config_yaml(config: CaptureConfig) -> bytes:
     from eyas.engines.http import clean_url
 
     values = config.model_dump(mode="json", exclude_none=True)
-    values["url"] = clean_url(config.url)  # an address may hold a password
+    # An address may hold a password.
+    urls = [f"@{_absolute(u[1:])}" if u.startswith("@") else clean_url(u) for u in config.url]
+    values["url"] = urls[0] if len(urls) == 1 else urls
     values["prompts"] = [p if p == "-" else _absolute(p) for p in config.prompts]
     for name in ("out", "chat_template"):
         if name in values:

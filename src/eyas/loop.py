@@ -30,12 +30,15 @@ from eyas.engines.server import Server
 from eyas.errors import EXIT_INTERRUPTED, EyasError, RowFailed
 from eyas.feed import Feed, Job, trace_of
 from eyas.findings import Finding
-from eyas.progress import Progress, Summary
+from eyas.fleet import Fleet
+from eyas.progress import Progress, ServerProgress, Summary
 from eyas.session import Session, open_session
 from eyas.trace import Rejected
 
 _COUNT_REST_S = 10.0
 _LINES_REPORTED = 20
+_QUEUED = 1024
+"""Jobs that are rendered and wait to be sent."""
 _BACKLOG = 512
 """Rows that may wait for the disk before workers wait too."""
 
@@ -127,7 +130,7 @@ class _Loop:
         self._on_progress = on_progress
         self._say = say
         self._pool = Pool(
-            [Server(session.target.engine, session.target.info, slots=session.concurrency)],
+            [Server(session.target.engine, session.target.info, slots=config.concurrency)],
             tries=config.tries,
             give_up_after_s=config.give_up_after,
             say=self._note,
@@ -158,6 +161,14 @@ class _Loop:
             common=self._common,
         )
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-feed")
+        self._fleet = Fleet(
+            self._pool,
+            session.target,
+            slots=config.concurrency,
+            say=self._note,
+            finishing=lambda: self._feed.ended and self._queue.qsize() <= 1,
+        )
+        self._queue: asyncio.Queue[Job | None] = asyncio.Queue(_QUEUED)
         self._tasks: list[asyncio.Task[None]] = []
         self._progress = Progress()
         self._reasons: dict[str, int] = {}
@@ -166,28 +177,31 @@ class _Loop:
         self._interrupted = False
         self._stopped: str | None = None
         self._left_pending = 0
+        self._workers = 0
 
     async def run(self) -> Summary:
         loop = asyncio.get_running_loop()
         self._writer.on_error = partial(loop.call_soon_threadsafe, self._writer_failed)
-        queue: asyncio.Queue[Job | None] = asyncio.Queue(2 * self._session.concurrency + 64)
-        self._tasks = [asyncio.create_task(self._fill(queue))]
-        self._tasks += [
-            asyncio.create_task(self._work(queue)) for _ in range(self._session.concurrency)
-        ]
-        ticker = asyncio.create_task(self._tick())
+        self._tasks = [asyncio.create_task(self._fill())]
+        self._employ()
+        around = [asyncio.create_task(self._tick()), asyncio.create_task(self._fleet.tend())]
         restore = self._handle_signals(loop)
         try:
-            for outcome in await asyncio.gather(*self._tasks, return_exceptions=True):
-                if isinstance(outcome, EyasError):
-                    self._stopped = self._stopped or str(outcome)
-                elif isinstance(outcome, Exception):
-                    raise outcome
-            ticker.cancel()
+            while not all(task.done() for task in self._tasks):
+                await asyncio.wait(self._tasks)
+            for task in self._tasks:
+                error = None if task.cancelled() else task.exception()
+                if isinstance(error, EyasError):
+                    self._stopped = self._stopped or str(error)
+                elif error is not None:
+                    raise error
+            for task in around:
+                task.cancel()
             await self._pool.close()
             return await self._finish(loop)
         finally:
-            ticker.cancel()
+            for task in around:
+                task.cancel()
             await self._pool.close()
             self._threads.shutdown(wait=False, cancel_futures=True)
             restore()
@@ -232,7 +246,14 @@ class _Loop:
 
     # -- tasks -------------------------------------------------------------------------------
 
-    async def _fill(self, queue: asyncio.Queue[Job | None]) -> None:
+    def _employ(self) -> None:
+        """As many workers as there are places at the servers."""
+        wanted = min(self._pool.capacity, self._session.most_requests)
+        for _ in range(wanted - self._workers):
+            self._tasks.append(asyncio.create_task(self._work()))
+        self._workers = max(self._workers, wanted)
+
+    async def _fill(self) -> None:
         """Keep the queue filled; reading, rendering and tokenizing happen on a thread."""
         loop = asyncio.get_running_loop()
         try:
@@ -240,27 +261,31 @@ class _Loop:
                 jobs, refused = await loop.run_in_executor(self._threads, self._feed.next_batch)
                 self._put(refused)
                 for job in jobs:
-                    await queue.put(job)
-            for _ in range(self._session.concurrency):
-                await queue.put(None)
+                    await self._queue.put(job)
+            await self._queue.put(None)
         except Exception:
             self._cancel()
             raise
 
-    async def _work(self, queue: asyncio.Queue[Job | None]) -> None:
+    async def _work(self) -> None:
         """Take jobs, one request at a time, until there are none."""
         try:
-            while (job := await queue.get()) is not None:
-                while await self._one_turn(job):
+            while (job := await self._queue.get()) is not None:
+                near: str | None = None
+                while (near := await self._one_turn(job, near)) is not None:
                     pass
                 while self._writer.backlog > _BACKLOG:
                     await asyncio.sleep(0.02)
+            self._queue.put_nowait(None)  # for the next worker
         except Exception:
             self._cancel()
             raise
 
-    async def _one_turn(self, job: Job) -> bool:
-        """Generate, check and store one turn; True if the job has a next turn to generate."""
+    async def _one_turn(self, job: Job, near: str | None) -> str | None:
+        """Generate, check and store one turn.
+
+        Returns the address that answered if the job has a next turn to generate, else None.
+        """
         config = self._config
         request = Request(
             prompt_ids=job.prompt_ids,
@@ -269,18 +294,18 @@ class _Loop:
             logprobs=config.logprobs,
         )
         try:
-            generation = await self._pool.generate(request)
+            generation = await self._pool.generate(request, near=near)
         except RowFailed as failed:
             if failed.pending:
                 self._left_pending += 1
                 self._note(f"{job.id} stays pending: {failed}")
-                return False
+                return None
             rows = self._feed.refuse(job, failed.reason, str(failed))
             rows[0].tries, rows[0].text = failed.tries, failed.seen or None
             rows[0].seed, rows[0].max_new_tokens = request.seed, request.max_new_tokens
             rows[0].server = failed.server
             self._put(rows)
-            return False
+            return None
         verdict = self._checker.judge(job.prompt_ids, generation, job.max_new_tokens)
         marks = [*job.marks, *verdict.marks]
         if verdict.refusal is None and not self._refused_marks.isdisjoint(marks):
@@ -288,7 +313,7 @@ class _Loop:
             verdict.detail = f"--reject {verdict.refusal}"
         if verdict.refusal is not None:
             self._put(self._refused_rows(job, request, generation, verdict, marks))
-            return False
+            return None
         trace = trace_of(
             job,
             output_ids=generation.output_ids,
@@ -308,15 +333,20 @@ class _Loop:
         progress = self._progress
         progress.prompt_tokens += len(job.prompt_ids)
         progress.output_tokens += len(generation.output_ids)
+        progress.cached_tokens += generation.cached_tokens or 0
+        finish = trace.finish_reason
+        progress.finish_reasons[finish] = progress.finish_reasons.get(finish, 0) + 1
         # A later turn may be there already, where a part was lost and is captured again.
         following = self._session.ledger.status(job.key, job.sample, job.turn + 1)
         last = job.turn + 1 == job.conversation.n_turns or following is not None
         if not verdict.complete:
             progress.truncated += 1
             self._put(self._feed.refuse_later(job, "earlier_turn_truncated"), trace)
-            return False
+            return None
         self._writer.put(trace)
-        return False if last else await self._next_turn(job, generation)
+        if last or not await self._next_turn(job, generation):
+            return None
+        return generation.server
 
     async def _next_turn(self, job: Job, generation: Generation) -> bool:
         """Render a conversation's next turn on the answer it got, on a thread."""
@@ -355,6 +385,7 @@ class _Loop:
     def _put(self, refused: list[Rejected], *traces: object) -> None:
         for row in refused:
             self._reasons[row.reason] = self._reasons.get(row.reason, 0) + 1
+            self._progress.finish_reasons[row.reason] = self._reasons[row.reason]
             self._report(row)
         if refused or traces:
             self._writer.put(*traces, *refused)  # type: ignore[arg-type]
@@ -389,12 +420,26 @@ class _Loop:
         if position.bytes_total:
             progress.input_fraction = min(1.0, position.bytes_read / position.bytes_total)
         progress.in_flight = self._pool.in_flight
+        progress.servers = [
+            ServerProgress(
+                url=server.url,
+                up=server.usable,
+                slots=server.slots,
+                in_flight=len(server.attempts),
+                queued=server.queued,
+                answered=server.answered,
+                output_tokens=server.output_tokens,
+            )
+            for server in self._pool.servers
+        ]
         progress.seconds = time.monotonic() - self._began
         return progress
 
     async def _tick(self) -> None:
-        while self._on_progress is not None:
-            self._on_progress(self._snapshot())
+        while True:
+            self._employ()
+            if self._on_progress is not None:
+                self._on_progress(self._snapshot())
             await asyncio.sleep(0.5)
 
     def _cancel(self) -> None:

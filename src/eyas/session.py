@@ -16,10 +16,12 @@ from typing import Any
 
 from eyas.config import CaptureConfig, config_yaml
 from eyas.engines import ServerInfo
+from eyas.engines.server import DEFAULT_SLOTS
 from eyas.errors import EyasError
 from eyas.findings import Finding
 from eyas.probe import require_probe
 from eyas.readers import PromptReader
+from eyas.shard import Shard
 from eyas.store import (
     Ledger,
     Manifest,
@@ -35,7 +37,7 @@ from eyas.store import (
 from eyas.store.files import write_bytes
 from eyas.target import Target, open_target
 
-_DEFAULT_CONCURRENCY = 64
+_MOST = 16384
 _OTHER_FILES = 64
 """Open files besides the connections: input, journal, parts, libraries."""
 _LIBRARIES = ("eyas", "transformers", "tokenizers", "jinja2")
@@ -49,7 +51,8 @@ class Session:
     config: CaptureConfig
     reader: PromptReader
     target: Target
-    concurrency: int
+    most_requests: int
+    """Requests that may be in flight altogether."""
     run: Run
     ledger: Ledger
     writer: Writer
@@ -139,6 +142,8 @@ def _open_run(
     lock = WriterLock(out)
     lock.acquire()
     try:
+        if config.shard is not None:
+            say(f"shard     {config.shard} of the input, by what its conversations hold")
         manifest = Manifest.load(out) if is_run(out) else None
         if manifest is not None:
             try:
@@ -168,6 +173,7 @@ def _open_run(
         manifest.servers = [_server_record(target.info)]
         manifest.versions = {name: _version(name) for name in _LIBRARIES}
         manifest.inputs = list(reader.files)
+        manifest.shard = config.shard
         remove_temporaries(out)
         manifest.save(out)
         write_bytes(out / "config.yaml", config_yaml(_resolved(config, target)))
@@ -177,9 +183,9 @@ def _open_run(
             config=config,
             reader=reader,
             target=target,
-            concurrency=_concurrency(config, target.info, say),
+            most_requests=_most_requests(config, say),
             run=run,
-            ledger=Ledger.load(out),
+            ledger=Ledger.load(out, Shard.parse(config.shard) if config.shard else None),
             writer=Writer(out, lock),
             lock=lock,
             continued=continued,
@@ -189,22 +195,22 @@ def _open_run(
         raise
 
 
-def _concurrency(config: CaptureConfig, info: ServerInfo, say: Callable[[str], None]) -> int:
-    """Requests in flight: as asked, else what the server runs, as far as files may be open."""
-    wanted = config.concurrency or min(info.slots or _DEFAULT_CONCURRENCY, 1024)
+def _most_requests(config: CaptureConfig, say: Callable[[str], None]) -> int:
+    """Requests that may be in flight altogether: as far as files may be open."""
     try:
         import resource
     except ImportError:  # Windows
-        return wanted
+        return _MOST
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    wanted = _MOST + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if soft < needed:
+        asked = (config.concurrency or DEFAULT_SLOTS) * len(config.url)
+        if soft < asked + _OTHER_FILES:
             say(f"only {soft} files may be open (ulimit -n), so fewer requests are in flight")
-            return max(1, soft - _OTHER_FILES)
-    return wanted
+        return max(1, min(_MOST, soft - _OTHER_FILES))
+    return _MOST
 
 
 def _resolved(config: CaptureConfig, target: Target) -> CaptureConfig:

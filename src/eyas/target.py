@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,12 +72,54 @@ async def open_target(
     return Target(config, tokenizer, template, profile, engine, info, sampling)
 
 
+def listed_urls(urls: Sequence[str]) -> list[str]:
+    """Addresses as they are given, those in ``@FILE`` included (one a line, # for comments).
+
+    Raises:
+        ConfigError: a file that cannot be read, or no address at all.
+    """
+    found: dict[str, None] = {}
+    for url in urls:
+        if not url.startswith("@"):
+            found[url] = None
+            continue
+        try:
+            lines = Path(url[1:]).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--url {url}: {error}") from error
+        for line in lines:
+            if address := line.partition("#")[0].strip():
+                found[address] = None
+    if not found:
+        raise ConfigError(f"--url {' '.join(urls)} names no server")
+    return list(found)
+
+
 async def _connect(config: TargetConfig, sampling: Sampling) -> tuple[Engine, ServerInfo]:
-    """The engine and who it says it is."""
+    """The first of the servers that answers, and who it says it is."""
+    urls = listed_urls(config.url)
+    for url in urls[:-1]:
+        try:
+            return await _connect_to(url, config, sampling)
+        except ServerUnreachable:
+            continue
+    try:
+        return await _connect_to(urls[-1], config, sampling)
+    except ServerUnreachable as error:
+        if len(urls) == 1:
+            raise
+        raise ServerUnreachable(
+            f"none of the {len(urls)} servers answers; the last: {error}"
+        ) from error
+
+
+async def _connect_to(
+    url: str, config: TargetConfig, sampling: Sampling
+) -> tuple[Engine, ServerInfo]:
     key = read_api_key(config.api_key_env)
     engine: Engine | None = None
     try:
-        engine = await connect(config.url, engine=config.engine, sampling=sampling, api_key=key)
+        engine = await connect(url, engine=config.engine, sampling=sampling, api_key=key)
         return engine, await engine.identify()
     except BaseException as error:
         if engine is not None:

@@ -13,7 +13,13 @@ import typer
 
 from eyas.errors import ConfigError
 
-Url = Annotated[str | None, typer.Option(help="The server's address.")]
+Url = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="The server's address; may be repeated, and @FILE is a file of addresses, one a "
+        "line, which may change while a capture runs."
+    ),
+]
 TokenizerSource = Annotated[
     str | None,
     typer.Option(help="Directory with the target's tokenizer files, a .gguf file, or a hub id."),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from eyas.cli.live import Live, duration
+from eyas.cli.live import Live
+from eyas.cli.panel import duration
 from eyas.cli.tokens import printable
 
 if TYPE_CHECKING:
@@ -34,7 +35,15 @@ def print_start(session: Session, live: Live) -> None:
     stops = ", ".join(tokenizer.name(index) for index in sorted(profile.stop_ids)) or "none known"
     live.say(f"stop ids  {stops}")
     what = "continues" if session.continued else "new run in"
-    live.say(f"run       {what} {session.run.path}, {session.concurrency} requests in flight")
+    live.say(f"run       {what} {session.run.path}, {_servers(session)}")
+
+
+def _servers(session: Session) -> str:
+    config = session.config
+    many = f"{len(config.url)} servers, " if len(config.url) > 1 else ""
+    if config.concurrency is None:
+        return f"{many}as many requests in flight as keep them full"
+    return f"{many}{config.concurrency} requests in flight{' at each' if many else ''}"
 
 
 def print_summary(summary: Summary) -> None:

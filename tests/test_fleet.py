@@ -1,0 +1,263 @@
+"""Several servers of one target: spread, lost, stalled, joining late, and the wrong ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capturing import check_run, config_for, numbered, paired, write_prompts
+from eyas import Run, Summary, capture, fleet
+from eyas.errors import ConfigError, ServerUnreachable
+from eyas.target import listed_urls
+from fault_server import Answer, Fault, FaultServer, Target
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "_TEND_S", 0.02)
+    monkeypatch.setattr(fleet, "_FIRST_RETRY_S", 0.05)
+
+
+@pytest.fixture
+def servers(target: Target) -> Iterator[tuple[FaultServer, FaultServer]]:
+    with FaultServer(target, delay_s=0.01) as first, FaultServer(target, delay_s=0.01) as second:
+        yield first, second
+
+
+def capture_rows(
+    target: Target,
+    urls: list[str],
+    folder: Path,
+    rows: list[dict[str, Any]],
+    said: list[str] | None = None,
+    **more: Any,
+) -> Summary:
+    prompts = write_prompts(folder / "p.jsonl", rows)
+    server = FaultServer(target)  # not started: only its address is exchanged
+    config = config_for(server, prompts, folder / "run", url=urls, **more)
+    summary = capture(config, probe=False, say=(said if said is not None else []).append)
+    check_run(target, folder / "run", summary)
+    return summary
+
+
+def by_server(run: Path) -> Counter[str]:
+    return Counter(trace.server for trace in Run(run).traces())
+
+
+def test_equal_servers_get_equal_shares(
+    target: Target, servers: tuple[FaultServer, FaultServer], tmp_path: Path
+) -> None:
+    urls = [server.url for server in servers]
+    summary = capture_rows(target, urls, tmp_path, numbered(200), concurrency=8)
+    assert summary.done == 200
+    shares = by_server(tmp_path / "run")
+    assert set(shares) == set(urls)
+    assert min(shares.values()) > 60
+    assert all(server.most_running <= 8 for server in servers)
+
+
+def test_a_slow_server_gets_less(target: Target, tmp_path: Path) -> None:
+    with FaultServer(target, delay_s=0.1) as slow, FaultServer(target, delay_s=0.01) as fast:
+        urls = [slow.url, fast.url]
+        assert capture_rows(target, urls, tmp_path, numbered(200), concurrency=4).done == 200
+    shares = by_server(tmp_path / "run")
+    assert shares[fast.url] > 4 * shares[slow.url]
+
+
+def test_at_the_end_rows_leave_a_slow_server(target: Target, tmp_path: Path) -> None:
+    """Its rows are begun anew on the fast one; without that the slow one decides the end."""
+    held = threading.Event()
+
+    def slow(body: Answer, _: Answer) -> Fault | None:
+        # Quick enough at first to be measured, then it takes far longer than the test.
+        return None if not held.is_set() else Fault(delay_s=60.0)
+
+    with (
+        FaultServer(target, delay_s=0.2, policy=slow) as slowly,
+        FaultServer(target, delay_s=0.01) as fast,
+    ):
+        threading.Timer(1.0, held.set).start()
+        began = time.monotonic()
+        summary = capture_rows(target, [slowly.url, fast.url], tmp_path, numbered(500),
+                               concurrency=4)  # fmt: skip
+    assert summary.done == 500
+    assert time.monotonic() - began < 40
+
+
+def test_turns_stay_with_the_server_that_has_their_beginning(
+    target: Target, servers: tuple[FaultServer, FaultServer], tmp_path: Path
+) -> None:
+    urls = [server.url for server in servers]
+    assert capture_rows(target, urls, tmp_path, paired(40), concurrency=64).done == 80
+    where: dict[str, set[str]] = {}
+    for trace in Run(tmp_path / "run").traces():
+        where.setdefault(trace.conversation_id, set()).add(trace.server)
+    assert all(len(places) == 1 for places in where.values())
+
+
+def test_a_server_that_dies_costs_nothing(target: Target, tmp_path: Path) -> None:
+    said: list[str] = []
+    with FaultServer(target, delay_s=0.01) as stays:
+        dies = FaultServer(target, delay_s=0.05)
+        dies.__enter__()
+        timer = threading.Timer(0.4, lambda: dies.__exit__(None, None, None))
+        timer.start()
+        urls = [dies.url, stays.url]
+        summary = capture_rows(target, urls, tmp_path, numbered(300), said, concurrency=4)
+        timer.join()
+    assert (summary.done, summary.rejected, summary.pending) == (300, 0, 0)
+    assert any("its requests go to 1 other" in line for line in said)
+
+
+def test_a_server_that_is_not_there_at_first_joins_when_it_is(
+    target: Target, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    with FaultServer(target, delay_s=0.03) as first:
+        late = FaultServer(target, delay_s=0.01)
+        late.__enter__()
+        port = int(late.url.rsplit(":", 1)[1])
+        url = late.url
+        late.__exit__(None, None, None)
+        again = FaultServer(target, delay_s=0.01, port=port)
+        timer = threading.Timer(0.5, again.__enter__)
+        timer.start()
+        summary = capture_rows(target, [url, first.url], tmp_path, numbered(400), said,
+                               concurrency=4)  # fmt: skip
+        timer.join()
+        again.__exit__(None, None, None)
+    assert summary.done == 400
+    assert by_server(tmp_path / "run")[url] > 50
+    assert any("joins when it answers" in line for line in said)
+    assert any(f"{url} joins" in line for line in said)
+
+
+def test_a_file_of_servers_may_change(
+    target: Target, servers: tuple[FaultServer, FaultServer], tmp_path: Path
+) -> None:
+    first, second = servers
+    listed = tmp_path / "servers.txt"
+    listed.write_text(f"# the servers\n{first.url}\n", encoding="utf-8")
+    said: list[str] = []
+    timer = threading.Timer(0.5, lambda: listed.write_text(f"{second.url}\n", encoding="utf-8"))
+    timer.start()
+    summary = capture_rows(target, [f"@{listed}"], tmp_path, numbered(400), said, concurrency=4)
+    timer.join()
+    assert summary.done == 400
+    shares = by_server(tmp_path / "run")
+    assert shares[first.url] > 20
+    assert shares[second.url] > 20
+    assert any("no longer listed" in line for line in said)
+
+
+def test_another_model_or_other_weights_do_not_join(target: Target, tmp_path: Path) -> None:
+    info = {"version": "0.5.23", "model_path": "m", "weight_version": "a"}
+    said: list[str] = []
+    with (
+        FaultServer(target, info=info, delay_s=0.02) as right,
+        FaultServer(target, info={**info, "model_path": "other"}) as other,
+        FaultServer(target, info={**info, "weight_version": "b"}) as changed,
+        FaultServer(target, info={**info, "version": "0.5.2"}) as bad,
+    ):
+
+        def honest(_: Answer, answer: Answer) -> Fault:
+            answer["meta_info"]["weight_version"] = "a"
+            return Fault(answer=answer)
+
+        right.policy = honest
+        urls = [right.url, other.url, changed.url, bad.url]
+        summary = capture_rows(target, urls, tmp_path, numbered(60), said, concurrency=4)
+    assert summary.done == 60
+    assert set(by_server(tmp_path / "run")) == {right.url}
+    assert any("serves model 'other'" in line for line in said)
+    assert any("weights version 'b'" in line for line in said)
+    assert any("0.5.2" in line for line in said)
+
+
+def test_weights_that_change_on_one_server_take_only_that_server_away(
+    target: Target, tmp_path: Path
+) -> None:
+    def serving(version: str, after: int) -> Any:
+        seen: list[int] = []
+
+        def policy(_: Answer, answer: Answer) -> Fault:
+            seen.append(1)
+            answer["meta_info"]["weight_version"] = "a" if len(seen) <= after else version
+            return Fault(answer=answer)
+
+        return policy
+
+    said: list[str] = []
+    with (
+        FaultServer(target, policy=serving("b", 10), delay_s=0.01) as changes,
+        FaultServer(target, policy=serving("a", 0), delay_s=0.01) as stays,
+    ):
+        urls = [changes.url, stays.url]
+        summary = capture_rows(target, urls, tmp_path, numbered(100), said, concurrency=4)
+    assert summary.done == 100
+    assert {trace.weight_version for trace in Run(tmp_path / "run").traces()} == {"a"}
+    assert any("gets no more requests" in line for line in said)
+
+
+def test_a_server_that_says_nothing_any_more_loses_its_rows_to_the_other(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts and never answers, and its health page does not answer either."""
+    monkeypatch.setattr(fleet, "_QUIET_S", 0.5)
+    monkeypatch.setattr(fleet, "_QUIET_FACTOR", 2.0)
+    monkeypatch.setattr(fleet, "_HEALTH_S", 0.2)
+    stuck = threading.Event()
+
+    def policy(_: Answer, __: Answer) -> Fault | None:
+        return Fault(delay_s=120.0) if stuck.is_set() else None
+
+    said: list[str] = []
+    with (
+        FaultServer(target, policy=policy, delay_s=0.01) as stalls,
+        FaultServer(target, delay_s=0.02) as works,
+    ):
+        threading.Timer(0.3, stuck.set).start()
+        urls = [stalls.url, works.url]
+        summary = capture_rows(target, urls, tmp_path, numbered(600), said, concurrency=4)
+    assert (summary.done, summary.rejected, summary.pending) == (600, 0, 0)
+    assert any("has answered none for" in line or "begun anew" in line for line in said) or (
+        by_server(tmp_path / "run")[works.url] > 0
+    )
+
+
+def test_a_retry_goes_to_another_server(target: Target, tmp_path: Path) -> None:
+    """One server fails every request; with the other at hand no row fails."""
+    with (
+        FaultServer(target, policy=lambda _, __: Fault(status=500)) as broken,
+        FaultServer(target, delay_s=0.01) as works,
+    ):
+        urls = [broken.url, works.url]
+        summary = capture_rows(target, urls, tmp_path, numbered(40), concurrency=4, tries=3)
+    assert (summary.done, summary.rejected) == (40, 0)
+
+
+def test_no_server_at_all(target: Target, tmp_path: Path) -> None:
+    with pytest.raises(ServerUnreachable, match="none of the 2 servers"):
+        capture_rows(target, ["http://127.0.0.1:9", "http://127.0.0.1:19"], tmp_path, numbered(1))
+
+
+def test_lists_of_addresses(tmp_path: Path) -> None:
+    listed = tmp_path / "servers.txt"
+    listed.write_text("a:1 # first\n\n#none\nb:2\na:1\n", encoding="utf-8")
+    assert listed_urls(["c:3", f"@{listed}"]) == ["c:3", "a:1", "b:2"]
+    with pytest.raises(ConfigError, match="No such file"):
+        listed_urls(["@/no/such/file"])
+    listed.write_text("# nobody\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="names no server"):
+        listed_urls([f"@{listed}"])
