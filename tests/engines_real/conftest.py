@@ -9,28 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from engines_real import servers
-from engines_real.servers import NotServed, Served
+from engines_real.servers import NotServed, Served, SetUp
 from eyas.demo.server import TARGET, MissingPackage, find_smollm2
-
-
-@dataclass(frozen=True, slots=True)
-class SetUp:
-    """One way to start a server."""
-
-    engine: str
-    model: str = "demo"
-    """``demo`` (the template writes the opener), ``own-opener`` (the model does), ``smollm2``."""
-    parser: str | None = None
-    dtype: str = "float32"
-
-    def __str__(self) -> str:
-        return "-".join(filter(None, [self.engine, self.model, self.parser]))
 
 
 class Keeper:

@@ -44,6 +44,20 @@ class Served:
     """The directory of the checkpoint, with the tokenizer and the template."""
 
 
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """One way to start a server."""
+
+    engine: str
+    model: str = "demo"
+    """``demo`` (the template writes the opener), ``own-opener`` (the model does), ``smollm2``."""
+    parser: str | None = None
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, [self.engine, self.model, self.parser]))
+
+
 def environments() -> Path | None:
     """Where `make test-engines` installed the engines."""
     named = os.environ.get("EYAS_ENGINES")
