@@ -64,6 +64,7 @@ def test_one_id_in_a_thousand_stands_out() -> None:
 
 def test_a_shifted_row_is_off_everywhere() -> None:
     ids, lps = row(300)
+    lps = [3 * lp for lp in lps]
     scored = [*lps[1:], lps[0]]
     found = compare(ids, Scores(ids, scored), generated=lps, sampling=NEUTRAL, noise=Noise())
     assert found.refusal is not None

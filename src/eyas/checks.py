@@ -9,8 +9,9 @@ stop id is part of the output and of its count holds on both.
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from eyas.engines.base import Generation
@@ -207,16 +208,38 @@ class Checker:
         if given in (trimmed, whole) or text == trimmed.decode("utf-8", "replace"):
             return True
         backend = self.tokenizer.backend
-        wanted = _without_replacements(text)
-        return any(
-            wanted == _without_replacements(ours)
+        ways = [
+            ours
             for part in (ids[:-1], ids)
             for ours in (
                 self.tokenizer.decode(part),
                 backend.decode(part, skip_special_tokens=True),
                 backend.decode(part, skip_special_tokens=False),
             )
-        )
+        ]
+        return any(plain(text) == plain(ours) for plain in self._plain_forms() for ours in ways)
+
+    def _plain_forms(self) -> list[Callable[[str], str]]:
+        """What engines may do to spaces, from the strictest comparison to the loosest.
+
+        The ends may be trimmed; spaces may be put around control strings (Kimi behind a router
+        that drops ``spaces_between_special_tokens``); and tokenizers that clean up spaces, or
+        whose decoder drops the first one (sentencepiece), leave only what is no space.
+        """
+        control = self.tokenizer.control_pattern
+
+        def trimmed(text: str) -> str:
+            return _without_replacements(text).strip()
+
+        def close(text: str) -> str:
+            if control is None:
+                return trimmed(text)
+            return re.sub(rf"\s*({control.pattern})\s*", r"\1", trimmed(text))
+
+        forms: list[Callable[[str], str]] = [_without_replacements, trimmed, close]
+        if self.tokenizer.changes_spaces:
+            forms.append(lambda text: "".join(_without_replacements(text).split()))
+        return forms
 
     def _mark(self, prompt_ids: list[int], g: Generation, distinct: set[int]) -> Verdict:
         profile, ids = self.profile, g.output_ids

@@ -30,11 +30,14 @@ _FAR = 4.0
 _NEAR = 2.0
 """Several that differ by so much are none either."""
 _NEAR_SHARE = 0.01
-_SHIFTED = 0.1
-"""Half of the ids beyond this: the whole row was scored in another context."""
+_SHIFTED = 0.5
+"""Half of the ids beyond this: the whole row was scored in another context. (Far above what
+decode and prefill kernels differ by in eight bits.)"""
 _NOISE_FACTOR = 10.0
 _UNUSABLE_NOISE = 0.5
 """An engine whose scores differ by more when asked again proves nothing."""
+_CHANGED = 0.05
+"""An exchanged id changes some score behind it by at least this."""
 _HARDLY = 0.01
 """An id that was generated with less is not judged by how unlikely it is now."""
 _IMPOSSIBLE = 20.0
@@ -148,6 +151,41 @@ async def measure_noise(
             return None
         repeated.append(scores)
     return noise_of(repeated), repeated[0]
+
+
+def comparable(engine: Engine, sampling: Sampling) -> bool:
+    """Whether log-probabilities of generated ids are those of temperature 1 without penalties."""
+    if not engine.scaled_logprobs:
+        return True
+    neutral = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    return sampling.temperature in (0.0, 1.0) and neutral == (1.0, 0.0, 0.0)
+
+
+async def depends_on_ids(engine: Engine, input_ids: Sequence[int], start: int) -> bool | None:
+    """Whether the engine's scores change when an id does: what does not is no scoring.
+
+    None where it could not be tried.
+
+    Raises:
+        EngineError: one of its kinds.
+    """
+    count = len(input_ids) - start
+    if count < 2:
+        return None
+    at = start + count // 2
+    other = next(i for i in input_ids if i != input_ids[at]) if len(set(input_ids)) > 1 else None
+    if other is None:
+        return None
+    changed = [*input_ids[:at], other, *input_ids[at + 1 :]]
+    before = await engine.score(input_ids, start=start)
+    after = await engine.score(changed, start=start)
+    if before is None or after is None or len(after.logprobs) != len(before.logprobs):
+        return None
+    first = at - start
+    return any(
+        abs(a - b) > _CHANGED
+        for a, b in zip(before.logprobs[first:], after.logprobs[first:], strict=True)
+    )
 
 
 def compare(

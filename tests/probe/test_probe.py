@@ -289,8 +289,14 @@ PAGES: dict[str, tuple[Pages, str, str]] = {
               if "quick" in text else t.tokenizer.encode(text)),
         "tokenizer", "warning",
     ),
-    "bos put in front": (
-        Pages(tokenize=lambda t, text: [505, *t.tokenizer.encode(text)]), "tokenizer", "failed",
+    "an id put in front": (
+        Pages(tokenize=lambda t, text: [508, *t.tokenizer.encode(text)]), "tokenizer", "failed",
+    ),
+    "eos put behind": (
+        Pages(tokenize=lambda t, text: [*t.tokenizer.encode(text), 506]), "tokenizer", "ok",
+    ),
+    "no ids of messages": (
+        Pages(render=lambda _, __: ""), "served_template", "unproven",
     ),
     "another template": (
         Pages(render=lambda t, body: t.render(body).replace("<|user|>", "<|user|> ")),
@@ -413,19 +419,79 @@ def test_what_was_learnt_is_the_runs_profile(target: Target, tmp_path: Path) -> 
     assert names["scores"] == "ok"
 
 
-def test_a_stop_id_that_nobody_declares_is_learnt(target: Target, tmp_path: Path) -> None:
-    """The engine stops at <|endoftext|> too; afterwards it counts as a stop id inside rows."""
+@pytest.mark.parametrize(("stop", "expected"), [(508, "warning"), (70, "failed")])
+def test_a_stop_id_that_nobody_declares(stop: int, expected: str, target: Target) -> None:
+    """A control id is learnt, and counts as a stop id inside rows; ordinary text is a lie."""
 
     def policy(body: Answer, honest: Answer) -> Fault | None:
         ids = honest["output_ids"]
         if "logprob_start_len" in body or not ids or ids[-1] != END:
             return None
-        honest["output_ids"] = [*ids[:-1], 508]
-        honest["meta_info"]["finish_reason"]["matched"] = 508
+        honest["output_ids"] = [*ids[:-1], stop]
+        honest["meta_info"]["finish_reason"]["matched"] = stop
         honest["meta_info"].pop("output_token_logprobs", None)
         return Fault(answer=honest)
 
     with FaultServer(target, policy=policy) as server:
         done = run_probe(server)
-    assert verdict(done, "stop") == "warning"
-    assert 508 in done.target.profile.stop_ids
+    assert verdict(done, "stop") == expected
+    assert (stop in done.target.profile.stop_ids) is (expected == "warning")
+
+
+def test_scoring_that_does_not_look_at_the_ids(target: Target) -> None:
+    def echo(body: Answer, honest: Answer) -> Fault | None:
+        if "logprob_start_len" not in body:
+            return None
+        for entry in honest["meta_info"]["input_token_logprobs"]:
+            entry[0] = None if entry[0] is None else -0.1
+        honest["meta_info"]["input_top_logprobs"] = None
+        return Fault(answer=honest)
+
+    with FaultServer(target, policy=echo, info=INFO) as server:
+        done = run_probe(server)
+    assert verdict(done, "scores") == "failed"
+    assert "does not look at the ids" in finding(done, "scores").text
+
+
+def test_prompt_ids_in_front_with_all_accounts_fitting(target: Target) -> None:
+    def policy(body: Answer, honest: Answer) -> Fault | None:
+        if "logprob_start_len" in body:
+            return Fault(status=400, body=b"{}")
+        meta = honest["meta_info"]
+        honest["output_ids"] = ids = [*body["input_ids"][-2:], *honest["output_ids"]]
+        meta["completion_tokens"] = len(ids)
+        meta.pop("output_token_logprobs", None)
+        honest["text"] = target.tokenizer.decode(ids[:-1])
+        return Fault(answer=honest)
+
+    with FaultServer(target, policy=policy) as server:
+        done = run_probe(server)
+    assert verdict(done, "prompt_in_output") == "warning"
+
+
+def test_a_server_that_refuses_log_probabilities_is_not_refused(target: Target) -> None:
+    def policy(body: Answer, _: Answer) -> Fault | None:
+        if "return_logprob" in body:
+            return Fault(status=400, body=b'{"error": {"message": "no logprobs here"}}')
+        return None
+
+    with FaultServer(target, policy=policy, info=INFO) as server:
+        done = run_probe(server)
+        assert not done.failed
+        assert verdict(done, "logprobs") == "note"
+        assert run_probe(server, logprobs=True).failed
+
+
+def test_a_page_that_never_answers_is_not_waited_for(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from eyas.engines import openai
+
+    monkeypatch.setattr(openai, "GENERATING_S", 0.3)
+
+    def policy(body: Answer, _: Answer) -> Fault | None:
+        return Fault(delay_s=600.0) if "logprob_start_len" in body else None
+
+    with FaultServer(target, policy=policy, info=INFO) as server:
+        done = run_probe(server)
+    assert (verdict(done, "scores"), done.failed) == ("unproven", False)

@@ -54,6 +54,8 @@ __all__ = [
 ]
 
 _ABSENT = frozenset((404, 405, 501))
+_BUSY = frozenset((408, 425, 429, 500, 502, 503, 504))
+"""Statuses that prove nothing of a route until they stay."""
 _ROUTE_S = 30.0
 """A server that holds one token for longer is busy, but has the route."""
 
@@ -150,8 +152,13 @@ async def _gives_ids(http: HttpClient) -> bool:
 
 
 async def _has_route(http: HttpClient, path: str, body: dict[str, Any]) -> bool:
-    try:
-        async with asyncio.timeout(_ROUTE_S):
-            return await http.post_status(path, body) not in _ABSENT
-    except (TransportError, MalformedAnswer, TimeoutError):
-        return True  # it took the request, however badly; the checks see to the rest
+    for pause in (0.1, 0.3, 0.9, None):
+        try:
+            async with asyncio.timeout(_ROUTE_S):
+                status = await http.post_status(path, body)
+        except (TransportError, MalformedAnswer, TimeoutError):
+            return True  # it took the request, however badly; the checks see to the rest
+        if pause is None or status not in _BUSY:
+            return status not in _ABSENT
+        await asyncio.sleep(pause)
+    return False

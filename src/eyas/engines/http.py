@@ -31,6 +31,8 @@ from eyas.errors import (
 )
 
 _BUSY = frozenset((408, 425, 429))
+_GET_PAUSES_S = (0.1, 0.3, 0.9)
+"""Between tries of a page whose server is busy."""
 _SHOWN = 300
 """Characters of a server's message that are passed on."""
 
@@ -102,13 +104,15 @@ class HttpClient:
 
     async def get(self, path: str, *, timeout_s: float = 10.0) -> dict[str, Any] | None:
         """GET a JSON object, or None where the server has no such page or gives no object."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                status, headers, raw = await self._request("GET", path, None)
-        except TimeoutError:
-            return None
-        except TransportError:
-            return None
+        for pause in (*_GET_PAUSES_S, None):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    status, headers, raw = await self._request("GET", path, None)
+            except (TimeoutError, TransportError):
+                return None
+            if pause is None or not (status in _BUSY or status >= 500):
+                break
+            await asyncio.sleep(pause)
         if status in (401, 403):
             self._parse(status, headers, raw)
         if status != 200:

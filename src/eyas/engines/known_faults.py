@@ -78,9 +78,13 @@ _BY_ENGINE: dict[str, tuple[str, tuple[KnownFault, ...], str]] = {
 
 
 def parse_version(version: str | None) -> Version | None:
-    """``0.5.4.post2`` as (0, 5, 4, 2); None where the server tells none or a strange one."""
+    """``0.5.4.post2`` as (0, 5, 4, 2); None where the server tells none or a strange one.
+
+    ``0.0.0.dev0`` is what a build from source without tags calls itself: it tells nothing.
+    """
     match = re.match(r"v?(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?", version or "")
-    return None if match is None else tuple(int(part or 0) for part in match.groups())
+    number = () if match is None else tuple(int(part or 0) for part in match.groups())
+    return number if any(number) else None
 
 
 def known_faults(

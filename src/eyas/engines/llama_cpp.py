@@ -15,7 +15,7 @@ from typing import Any
 from eyas.engines import openai
 from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
 from eyas.engines.http import HttpClient
-from eyas.engines.openai import as_int, as_text
+from eyas.engines.openai import as_int, as_logprob, as_text
 from eyas.errors import ConfigError, MalformedAnswer
 
 _FINISH = {"eos": "stop", "limit": "length"}
@@ -160,9 +160,14 @@ def read_answer(answer: dict[str, Any]) -> Generation:
     if isinstance(entries, list):
         try:
             logprob_ids = [entry["id"] for entry in entries]
-            logprobs = [float(entry["logprob"]) for entry in entries]
+            logprobs = [as_logprob(entry["logprob"]) for entry in entries]
         except (TypeError, ValueError, KeyError) as error:
             raise MalformedAnswer(f"completion_probabilities cannot be read: {error}") from error
+    if logprob_ids is not None and len(logprob_ids) < len(tokens or ()):
+        # It keeps none for ids inside an unfinished character (server-context.cpp, add_token).
+        rest = iter(tokens or ())
+        if all(i in rest for i in logprob_ids):
+            logprob_ids = logprobs = None
     cut = "the server cut the prompt to fit its context" if answer.get("truncated") else None
     text = answer.get("content")
     return Generation(

@@ -5,12 +5,14 @@ Invariant: these give text and figures for comparison only; a route that is not 
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from eyas.engines.base import ChatAnswer
 from eyas.engines.http import HttpClient
-from eyas.errors import BusyError, MalformedAnswer, RequestRefused
+from eyas.errors import BusyError, MalformedAnswer, RequestRefused, TransportError
 
 
 async def listed_model(http: HttpClient) -> dict[str, Any]:
@@ -21,16 +23,36 @@ async def listed_model(http: HttpClient) -> dict[str, Any]:
     return {}
 
 
-async def post_or_none(http: HttpClient, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-    """POST to a page that may be missing or refuse this: then None."""
-    try:
-        return await http.post(path, body)
-    except (RequestRefused, MalformedAnswer):
-        return None
-    except BusyError as error:
-        if error.status in (500, 501):  # older servers answer so to fields that they do not know
+PAGE_S = 60.0
+"""A page that needs no generation and answers nothing for so long is not there."""
+GENERATING_S = 600.0
+"""One that generates, or scores a long prompt, may take longer."""
+_PAUSES_S = (0.25, 0.5, 1.0, 2.0)
+
+
+async def post_or_none(
+    http: HttpClient, path: str, body: dict[str, Any], *, timeout_s: float = PAGE_S
+) -> dict[str, Any] | None:
+    """POST to a page that may be missing or refuse this: then None. A busy server is waited for.
+
+    Raises:
+        EngineError: it stays busy, or nothing comes in time.
+    """
+    for pause in (*_PAUSES_S, None):
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await http.post(path, body)
+        except TimeoutError:
+            raise TransportError(f"{path} did not answer within {timeout_s:.0f} s") from None
+        except (RequestRefused, MalformedAnswer):
             return None
-        raise
+        except BusyError as error:
+            if pause is None:
+                if error.status in (500, 501):  # to fields that older servers do not know
+                    return None
+                raise
+            await asyncio.sleep(pause)
+    return None
 
 
 async def tokenize(http: HttpClient, text: str, model: str | None) -> list[int] | None:
@@ -68,7 +90,7 @@ async def chat(
     }
     if kwargs:
         body["chat_template_kwargs"] = kwargs
-    answer = await post_or_none(http, "/v1/chat/completions", body)
+    answer = await post_or_none(http, "/v1/chat/completions", body, timeout_s=GENERATING_S)
     try:
         choice = (answer or {})["choices"][0]
         message = choice["message"]
@@ -90,6 +112,17 @@ async def chat(
 def as_int(value: Any) -> int | None:
     """A count, or None for whatever else JSON can hold (``true`` is no count)."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def as_logprob(value: Any) -> float:
+    """A log-probability.
+
+    Raises:
+        ValueError: it is no finite number (JSON writers make strings or null of NaN).
+    """
+    if isinstance(value, bool | str) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no log-probability")
+    return float(value)
 
 
 def as_text(value: Any) -> str | None:

@@ -20,7 +20,7 @@ from eyas.engines import openai
 from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
 from eyas.engines.http import HttpClient
 from eyas.engines.known_faults import parse_version, refuse_fatal
-from eyas.engines.openai import as_int, as_text
+from eyas.engines.openai import as_int, as_logprob, as_text
 from eyas.errors import MalformedAnswer, UnsuitableServerError
 
 _KEPT = (
@@ -128,6 +128,7 @@ class SGLang:
                 "top_logprobs_num": top,
                 "stream": False,
             },
+            timeout_s=openai.GENERATING_S,
         )
         return None if answer is None else read_scores(answer, list(ids[start:]))
 
@@ -203,11 +204,13 @@ def read_answer(answer: dict[str, Any]) -> Generation:
     kind, matched = (
         (finish.get("type"), finish.get("matched")) if isinstance(finish, dict) else (finish, None)
     )
+    if matched is None and kind == "stop":  # as the gRPC mode of SGLang's router names it
+        matched = meta.get("matched_stop")
     logprob_ids = logprobs = None
     entries = meta.get("output_token_logprobs")
     if isinstance(entries, list):
         try:
-            logprobs = [float(entry[0]) for entry in entries]
+            logprobs = [as_logprob(entry[0]) for entry in entries]
             logprob_ids = [entry[1] for entry in entries]
         except (TypeError, ValueError, IndexError, KeyError) as error:
             raise MalformedAnswer(f"output_token_logprobs cannot be read: {error}") from error
@@ -267,9 +270,9 @@ def read_scores(answer: dict[str, Any], ids: list[int]) -> Scores | None:
         return None
     tops = meta.get("input_top_logprobs") if isinstance(meta, dict) else None
     try:
-        said, logprobs = zip(*((e[1], float(e[0])) for e in entries[-count:]), strict=True)
+        said, logprobs = zip(*((e[1], as_logprob(e[0])) for e in entries[-count:]), strict=True)
         likely = (
-            [[(i, float(lp)) for lp, i, *_ in place or ()] for place in tops[-count:]]
+            [[(i, as_logprob(lp)) for lp, i, *_ in place or ()] for place in tops[-count:]]
             if isinstance(tops, list) and len(tops) >= count
             else None
         )

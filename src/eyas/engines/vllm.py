@@ -17,7 +17,7 @@ from typing import Any
 from eyas.engines import openai
 from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
 from eyas.engines.http import HttpClient
-from eyas.engines.openai import as_int, as_text
+from eyas.engines.openai import as_int, as_logprob, as_text
 from eyas.errors import MalformedAnswer
 
 _ID_PREFIX = "token_id:"
@@ -90,20 +90,22 @@ class VLLM:
         return read_answer(await self._http.post("/v1/completions", body))
 
     async def score(self, ids: Sequence[int], *, start: int, top: int = 0) -> Scores | None:
-        answer = await openai.post_or_none(
-            self._http,
-            "/v1/completions",
-            {
+        for asked in sorted({top, min(top, 5), 0}, reverse=True):  # --max-logprobs may be small
+            body = {
                 "model": self._model,
                 "prompt": list(ids),
                 "max_tokens": 1,
                 "temperature": 1.0,
-                "prompt_logprobs": top,
+                "prompt_logprobs": asked,
                 "return_token_ids": True,
                 "stream": False,
-            },
-        )
-        return None if answer is None else read_scores(answer, list(ids), start, top)
+            }
+            answer = await openai.post_or_none(
+                self._http, "/v1/completions", body, timeout_s=openai.GENERATING_S
+            )
+            if answer is not None:
+                return read_scores(answer, list(ids), start, asked)
+        return None
 
     async def tokenize(self, text: str) -> list[int] | None:
         return await openai.tokenize(self._http, text, self._model)
@@ -159,7 +161,7 @@ def read_answer(answer: dict[str, Any]) -> Generation:
         try:
             if all(name.startswith(_ID_PREFIX) for name in given["tokens"]):
                 logprob_ids = [int(name[len(_ID_PREFIX) :]) for name in given["tokens"]]
-                logprobs = [float(lp) for lp in given["token_logprobs"]]
+                logprobs = [as_logprob(lp) for lp in given["token_logprobs"]]
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise MalformedAnswer(f"logprobs cannot be read: {error}") from error
     return Generation(
@@ -205,7 +207,7 @@ def read_scores(answer: dict[str, Any], ids: list[int], start: int, top: int) ->
     try:
         for own, place in zip(ids[start:], places[start:], strict=True):
             likely = sorted(
-                (entry.get("rank", 0), int(i), float(entry["logprob"]))
+                (entry.get("rank", 0), int(i), as_logprob(entry["logprob"]))
                 for i, entry in place.items()
             )
             scored.append((own, next(lp for _, i, lp in likely if i == own)))

@@ -37,6 +37,7 @@ def look_at_accounts(target: Target, findings: Findings, answers: Answers) -> No
         given=given,
         missing=missing,
     )
+    _prepended(target, findings, answers)
     if generation.renamed:
         findings.add(
             "between",
@@ -45,6 +46,40 @@ def look_at_accounts(target: Target, findings: Findings, answers: Answers) -> No
             "router or proxy) writes requests anew",
         )
     _dropped(target, findings, answers)
+
+
+def _prepended(target: Target, findings: Findings, answers: Answers) -> None:
+    """Ids of the prompt before those of the output, with counts and text that fit."""
+    for answer in (answers.greedy, answers.again, answers.sampled, answers.as_captured):
+        if answer is None or not answer.good:
+            continue
+        prompt, output = answer.prompt_ids, answer.generation.output_ids
+        width = next(
+            (n for n in range(min(8, len(prompt), len(output)), 1, -1)
+             if output[:n] == prompt[-n:]), 0,
+        )  # fmt: skip
+        opener = target.profile.opener
+        twice = (
+            opener is not None
+            and opener.single is not None
+            and target.profile.open_position(target.tokenizer, prompt) is not None
+            and opener.single in output
+        )
+        if width or twice:
+            what = (
+                f"the output begins with the prompt's last {width} ids"
+                if width
+                else f"the prompt opened the reasoning, and {opener and opener.text!r} stands in "
+                "the output again"
+            )
+            findings.add(
+                "prompt_in_output",
+                "warning",
+                f"{what}: {output[:8]}. SGLang 0.5.1 to 0.5.4.post2 puts prompt ids there; if the "
+                "model did not write them, every row is wrong",
+                output_ids=output[:16],
+            )
+            return
 
 
 def _dropped(target: Target, findings: Findings, answers: Answers) -> None:

@@ -16,7 +16,7 @@ from eyas.checks import Checker, Verdict
 from eyas.engines import Generation, Request, Sampling, resampled
 from eyas.engines.pool import Pool
 from eyas.engines.server import Server
-from eyas.errors import EngineError, TemplateRefusal, TransportError
+from eyas.errors import EngineError, RowFailed, TemplateRefusal, TransportError
 from eyas.findings import Findings
 from eyas.target import Target
 
@@ -93,8 +93,16 @@ async def ask(target: Target, findings: Findings) -> Answers | None:
     except TemplateRefusal as refusal:
         findings.add("question", "failed", f"{QUESTION!r} cannot be rendered: {refusal}")
         return None
+    logprobs = True
     try:
-        greedy = await _ask(target, GREEDY, prompt_ids, _BUDGET, logprobs=True)
+        try:
+            greedy = await _ask(target, GREEDY, prompt_ids, _BUDGET, logprobs=True)
+        except RowFailed as refused:
+            if target.config.logprobs:
+                raise
+            logprobs = False  # captures do not ask for them
+            greedy = await _ask(target, GREEDY, prompt_ids, _BUDGET, logprobs=False)
+            findings.add("logprobs", "note", f"the server gives no log-probabilities: {refused}")
     except EngineError as error:
         findings.add(
             "question",
@@ -110,7 +118,7 @@ async def ask(target: Target, findings: Findings) -> Answers | None:
     own = target.sampling
     ways = [
         _ask(target, GREEDY, prompt_ids, _BUDGET, logprobs=False),
-        _ask(target, NEUTRAL, prompt_ids, _SHORT_BUDGET, logprobs=True, seed=1),
+        _ask(target, NEUTRAL, prompt_ids, _SHORT_BUDGET, logprobs=logprobs, seed=1),
         _ask(target, own, prompt_ids, _SHORT_BUDGET, logprobs=target.config.logprobs, seed=2),
     ]
     results = await asyncio.gather(*ways, return_exceptions=True)

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyas.engines import Sampling, Scores
+from eyas.engines import Engine, Sampling, Scores
 from eyas.errors import EngineError
 from eyas.findings import Findings
 from eyas.probe.question import GREEDY, NEUTRAL, Answer, Answers
-from eyas.scoring import REPEATS, TOP, Agreement, Noise, compare, measure_noise
+from eyas.scoring import (
+    REPEATS,
+    TOP,
+    Agreement,
+    Noise,
+    comparable,
+    compare,
+    depends_on_ids,
+    measure_noise,
+)
 from eyas.target import Target
 
 
@@ -43,8 +52,26 @@ async def score_again(target: Target, findings: Findings, answers: Answers) -> N
             noise=noise.largest,
         )
         return
-    judged = [(answers.greedy, _judge(answers.greedy, scores, GREEDY, noise))]
-    for answer, sampling in ((answers.again, GREEDY), (answers.sampled, NEUTRAL)):
+    try:
+        real = await depends_on_ids(
+            target.engine, answers.greedy.input_ids, len(answers.greedy.prompt_ids)
+        )
+    except EngineError:
+        real = None
+    if real is False:
+        findings.add(
+            "scores",
+            "failed",
+            "with one id exchanged the server gives the same log-probabilities: what it calls "
+            "scoring does not look at the ids, so it proves nothing and may hide anything",
+        )
+        return
+    judged = [(answers.greedy, _judge(target.engine, answers.greedy, scores, GREEDY, noise))]
+    for answer, sampling in (
+        (answers.again, GREEDY),
+        (answers.sampled, NEUTRAL),
+        (answers.as_captured, target.sampling),
+    ):
         if answer is None or not answer.good or answer.input_ids == answers.greedy.input_ids:
             continue
         try:
@@ -54,16 +81,20 @@ async def score_again(target: Target, findings: Findings, answers: Answers) -> N
         except EngineError:
             continue
         if more is not None:
-            judged.append((answer, _judge(answer, more, sampling, noise)))
+            judged.append((answer, _judge(target.engine, answer, more, sampling, noise)))
     _report(target, findings, judged, noise)
 
 
-def _judge(answer: Answer, scores: Scores, sampling: Sampling, noise: Noise) -> Agreement:
+def _judge(
+    engine: Engine, answer: Answer, scores: Scores, sampling: Sampling, noise: Noise
+) -> Agreement:
     generation = answer.generation
     return compare(
         generation.output_ids,
         scores,
-        generated=generation.logprobs if generation.logprob_ids is not None else None,
+        generated=generation.logprobs
+        if generation.logprob_ids is not None and comparable(engine, sampling)
+        else None,
         sampling=sampling,
         noise=noise,
     )

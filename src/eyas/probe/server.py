@@ -5,6 +5,7 @@ Invariant: agreement is shown by ids that both sides made of the same text, neve
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from eyas.engines.known_faults import known_faults, parse_version
@@ -136,21 +137,29 @@ async def look_at_tokenizer(target: Target, findings: Findings) -> None:
         return
     differing: list[dict[str, Any]] = []
     other_text = False
+    added = False
     for text, ids in zip(HARD_STRINGS, theirs, strict=True):
         ours = tokenizer.encode(text)
         if ids is None or ids == ours:
+            continue
+        if (plain := _without_added(target, ids, ours)) != ids:
+            added, ids = True, plain
+        if ids == ours:
             continue
         differing.append({"text": text, "client": ours, "server": ids})
         other_text |= any(not 0 <= i < tokenizer.size for i in ids) or (
             tokenizer.decode(ids) != tokenizer.decode(ours)
         )
     ours_control = tokenizer.encode(joined)
+    if theirs_control is not None:
+        theirs_control = _without_added(target, theirs_control, ours_control)
     if theirs_control is not None and theirs_control != ours_control:
         at = first_difference(ours_control, theirs_control)
+        here = tokenizer.name(ours_control[at]) if at < len(ours_control) else "the end"
         findings.add(
             "tokenizer",
             "failed",
-            f"client and server disagree about control strings: at {tokenizer.name(ours_control[at])}"
+            f"client and server disagree about control strings: where the client has {here}"
             f" the server has {theirs_control[at : at + 3]}. Give --tokenizer the files that the "
             "server was started with.",
             client=ours_control,
@@ -162,7 +171,8 @@ async def look_at_tokenizer(target: Target, findings: Findings) -> None:
             "tokenizer",
             "ok",
             f"client and server make the same ids of {len(HARD_STRINGS)} hard texts and of "
-            f"{len(chosen)} control strings",
+            f"{len(chosen)} control strings"
+            + (" (the server's page adds BOS or EOS, which eyas never sends)" if added else ""),
         )
         return
     worst = differing[0]
@@ -190,6 +200,18 @@ async def look_at_tokenizer(target: Target, findings: Findings) -> None:
         )
 
 
+def _without_added(target: Target, theirs: list[int], ours: list[int]) -> list[int]:
+    """Their ids without a BOS or EOS that some servers add though they are asked not to."""
+    ends = {*target.profile.bos_ids, *target.profile.stop_ids}
+    if target.tokenizer.eos_id is not None:
+        ends.add(target.tokenizer.eos_id)
+    if theirs and theirs[0] in ends and theirs[:1] != ours[:1]:
+        theirs = theirs[1:]
+    if theirs and theirs[-1] in ends and theirs[-1:] != ours[-1:]:
+        theirs = theirs[:-1]
+    return theirs
+
+
 def _bounds(target: Target, findings: Findings) -> None:
     tokenizer, model = target.tokenizer, target.tokenizer.model
     served = target.info.details.get("vocab_size")
@@ -205,11 +227,22 @@ def _bounds(target: Target, findings: Findings) -> None:
         text += ": the model's and the tokenizer's vocabularies are of one size"
     verdict: Verdict = "ok"
     if isinstance(served, int) and served < tokenizer.size:
-        verdict = "failed"
-        text += (
-            f". The server's model has only {served} ids; give --tokenizer the files of the model "
-            "that is served"
-        )
+        profile = target.profile
+        needed = {*profile.stop_ids, *profile.prompt_tail, *tokenizer.encode(HARD_STRINGS[0])}
+        for marker in (profile.opener, profile.closer):
+            needed |= set(marker.ids) if marker else set()
+        if max(needed, default=0) >= served:
+            verdict = "failed"
+            text += (
+                f". The server's model has only {served} ids, fewer than its prompts need; give "
+                "--tokenizer the files of the model that is served"
+            )
+        else:
+            verdict = "warning"
+            text += f". The server's model has only {served} ids, so that is the bound"
+            target.profile = dataclasses.replace(
+                profile, vocab_size=min(profile.vocab_size, served)
+            )
     findings.add(
         "vocabulary",
         verdict,
@@ -233,7 +266,7 @@ async def look_at_served_template(target: Target, findings: Findings) -> None:
     except EngineError as error:
         findings.add("served_template", "unproven", f"the server renders nothing now: {error}")
         return
-    if theirs is None:
+    if not theirs:
         findings.add(
             "served_template",
             "unproven",

@@ -189,7 +189,22 @@ def look_at_stop(
     }
     verdict: Verdict = "ok"
     texts = [f"stop ids of config and generation config: {declared}"]
-    if stop is None:
+    seen = [a for a in (answers.again, answers.sampled, answers.as_captured) if a is not None]
+    strange = {
+        i
+        for a in (answer, *seen)
+        if a.good and (i := a.verdict.stop_id) is not None
+        if i not in profile.stop_ids and i not in tokenizer.control.values()
+    }
+    if strange:
+        verdict = "failed"
+        names = ", ".join(tokenizer.name(i) for i in sorted(strange))
+        texts.append(
+            f"answers ended with {names}, which is ordinary text and no stop id: the real stop id "
+            "was dropped, or the answer was cut and called finished (if such ids do end turns "
+            "here, name them with --stop-token-id)"
+        )
+    elif stop is None:
         if answer.good:
             verdict = "unproven"
             texts.append("the answer was cut before it stopped")
@@ -201,7 +216,7 @@ def look_at_stop(
             f"the answer ended with {tokenizer.name(stop)}, which they do not name (such rows are "
             "marked unusual_stop)"
         )
-    if stop is not None and stop not in profile.stop_ids:
+    if stop is not None and stop not in profile.stop_ids and not strange:
         target.profile = dataclasses.replace(profile, stop_ids=profile.stop_ids | {stop})
     if facts is not None and facts.stop_is_role_marker:
         texts.append("a stop id begins the next turn as well: the next prompt has it once")

@@ -64,16 +64,26 @@ class Tokenizer:
     files_hash: str
     """SHA-256 over the names and bytes of the tokenizer's files."""
     model: ModelFiles
+    cleans_up_spaces: bool = False
+    """``clean_up_tokenization_spaces``: engines may join "x !=" to "x!=" in their text."""
     control: dict[str, int] = field(init=False)
     """Every added token (special or not): its text and its one id."""
     size: int = field(init=False)
     """Largest id + 1."""
 
     def __post_init__(self) -> None:
+        # Tokenizers that were saved after training often cut and pad without a word.
+        self.backend.no_truncation()
+        self.backend.no_padding()
         added = self.backend.get_added_tokens_decoder()
         self.control = {token.content: index for index, token in sorted(added.items())}
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
         self.size = max(vocabulary.values()) + 1
+
+    @property
+    def changes_spaces(self) -> bool:
+        """Whether decoding, here or in an engine, may change spaces."""
+        return self.cleans_up_spaces or self._bytes is None
 
     @property
     def vocab_size(self) -> int:
@@ -250,6 +260,9 @@ def _from_directory(directory: Path, source: str) -> Tokenizer:
         chat_template=_template_file(directory) or template,
         files_hash=hash_files(directory, TOKENIZER_FILES),
         model=read_model_files(directory),
+        cleans_up_spaces=bool(
+            _read_json(directory / "tokenizer_config.json").get("clean_up_tokenization_spaces")
+        ),
     )
 
 

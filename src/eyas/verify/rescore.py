@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from eyas.engines import Engine, Sampling, ServerInfo
 from eyas.errors import EngineError
 from eyas.findings import Findings
-from eyas.scoring import TOP, Agreement, Noise, compare, measure_noise
+from eyas.scoring import TOP, Agreement, Noise, comparable, compare, measure_noise
 from eyas.store import Run
 from eyas.store.journal import segments
 from eyas.store.parts import TRACES, part_name, parts, read_rows
@@ -147,18 +147,10 @@ async def _score(engine: Engine, row: Trace, noise: Noise) -> Agreement | None:
     return compare(
         row.output_ids,
         scores,
-        generated=row.logprobs if _comparable(engine, sampling) else None,
+        generated=row.logprobs if comparable(engine, sampling) else None,
         sampling=sampling,
         noise=noise,
     )
-
-
-def _comparable(engine: Engine, sampling: Sampling) -> bool:
-    """Whether the stored log-probabilities are those of temperature 1 without penalties."""
-    if not engine.scaled_logprobs:
-        return True
-    neutral = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
-    return sampling.temperature in (0.0, 1.0) and neutral == (1.0, 0.0, 0.0)
 
 
 def _report(
