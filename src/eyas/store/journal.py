@@ -112,6 +112,13 @@ def read_segment(path: Path, kind: str) -> Iterator[Packed]:
                 yield Packed(_raw_ids(prompt), _raw_ids(output), orjson.loads(columns))
 
 
+def count_lines(path: Path, kind: str) -> int:
+    """How many rows of one kind a segment holds."""
+    wanted = kind.encode()
+    with path.open("rb") as file:
+        return sum(line[9:10] == wanted and is_whole(line) for line in file)
+
+
 def is_whole(line: bytes) -> bool:
     """Whether a journal line is neither torn nor damaged."""
     if len(line) < 13 or line[8:9] != b" " or not line.endswith(b"\n"):

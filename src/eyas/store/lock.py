@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.errors import RunLocked, StoreError
@@ -127,6 +128,38 @@ class WriterLock:
                 temporary = self.path.with_name(f".writer.lock.{self._token}.tmp")
                 temporary.write_bytes(self._content())
                 os.replace(temporary, self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds, or held, the lock of a run."""
+
+    pid: int | None
+    host: str | None
+    alive: bool
+    """False for a process that ended without giving its lock back."""
+
+
+def find_holder(run: Path, *, watch_s: float = WATCH_S) -> Holder | None:
+    """Who holds a run's lock, for readers; None if nobody does.
+
+    A holder on another host is believed while its heartbeat looks fresh by our clock; if it
+    does not (clocks differ) it is watched for `watch_s` seconds.
+    """
+    path = run / "writer.lock"
+    holder = _read(path)
+    if holder is None:
+        return None
+    pid, host = holder.get("pid"), holder.get("host")
+    alive = False
+    if host != socket.gethostname():
+        with suppress(OSError):
+            alive = abs(time.time() - path.stat().st_mtime) < WATCH_S
+    return Holder(
+        pid=pid if isinstance(pid, int) else None,
+        host=host if isinstance(host, str) else None,
+        alive=alive or _alive(holder, path, watch_s),
+    )
 
 
 def _alive(holder: dict[str, object], path: Path, watch_s: float) -> bool:

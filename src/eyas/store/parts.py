@@ -7,6 +7,7 @@ segment N; the segment is deleted only after both are durable.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -124,15 +125,32 @@ def read_batches(
     Raises:
         DamagedRun: if the part cannot be read.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    with _damage(path), pq.ParquetFile(path) as file:
+        names = None if columns is None else [c for c in columns if c in file.schema_arrow.names]
+        yield from file.iter_batches(batch_size=batch_size, columns=names)
+
+
+def count_rows(path: Path) -> int:
+    """How many rows a part says that it has.
+
+    Raises:
+        DamagedRun: if the part cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    with _damage(path):
+        return int(pq.read_metadata(path).num_rows)
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Turn a part that cannot be read into a sentence."""
+    import pyarrow as pa
+
     try:
-        with pq.ParquetFile(path) as file:
-            names = (
-                None if columns is None else [c for c in columns if c in file.schema_arrow.names]
-            )
-            yield from file.iter_batches(batch_size=batch_size, columns=names)
+        yield
     except (OSError, pa.ArrowException) as error:
         raise DamagedRun(
             f"{path} cannot be read ({error}). Parts are never changed after they were written, "

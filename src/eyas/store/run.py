@@ -12,13 +12,23 @@ from typing import Any
 
 from eyas.errors import DamagedRun
 from eyas.store.files import disk_errors, sync_directory
-from eyas.store.journal import read_segment, segments
+from eyas.store.journal import count_lines, read_segment, segments
 from eyas.store.manifest import CONFIG, NAME, Manifest
-from eyas.store.parts import REJECTED, TRACES, part_name, parts, read_batches, read_rows
+from eyas.store.parts import (
+    REJECTED,
+    TRACES,
+    count_rows,
+    part_name,
+    parts,
+    read_batches,
+    read_rows,
+)
 from eyas.trace import Rejected, Trace, from_record
 
 FOLDERS = (TRACES, REJECTED, "journal")
-_OURS = {*FOLDERS, "archive", CONFIG}
+STATUS = "status.json"
+"""How the capture that writes the run stands; see `eyas.status`."""
+_OURS = {*FOLDERS, "archive", CONFIG, STATUS}
 
 
 class Run:
@@ -52,6 +62,22 @@ class Run:
             except FileNotFoundError:  # sealed since we looked
                 if part.exists():
                     yield from read_rows(part, columns)
+
+    def count(self, folder: str = TRACES) -> int:
+        """How many rows ``traces`` or ``rejected`` hold; parts are not read for it."""
+        live = segments(self.path / "journal")
+        sealed = parts(self.path, folder)
+        rows = sum(count_rows(part) for part in sealed)
+        for number, segment in live:
+            part = self.path / folder / part_name(number)
+            if part in sealed:
+                continue
+            try:
+                rows += count_lines(segment, "T" if folder == TRACES else "R")
+            except FileNotFoundError:  # sealed since we looked
+                if part.exists():
+                    rows += count_rows(part)
+        return rows
 
     def search(
         self, folder: str, column: str, values: set[str], columns: Sequence[str]
@@ -154,7 +180,7 @@ def archive(path: Path) -> Path:
         target = path / "archive" / f"{stamp}-{extra}"
     with disk_errors(target):
         target.mkdir(parents=True)
-        for name in (*FOLDERS, CONFIG, NAME):
+        for name in (*FOLDERS, CONFIG, STATUS, NAME):
             if (path / name).exists():
                 (path / name).rename(target / name)
         sync_directory(target)
