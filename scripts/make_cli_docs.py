@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 TARGET = Path(__file__).parent.parent / "docs" / "cli.md"
-VERBS = ("", "demo", "probe", "capture", "show", "stats", "verify", "export")
+VERBS = ("", "demo", "probe", "capture", "status", "show", "stats", "verify", "export")
 
 HEAD = """# Command line
 
@@ -28,14 +28,16 @@ Written from `--help` by `scripts/make_cli_docs.py`; do not edit it by hand.
 | 4 | some units are pending: the server is or went away, the disk is full, the key was refused; run the same command again |
 | 130 | interrupted with Ctrl-C or SIGTERM; what was finished is on disk |
 
-Rejected and pending together give 4. Messages and progress go to standard error, results to
+Rejected and pending together give 4. `eyas status` gives the code of the capture that it shows:
+0 while that runs, 4 if it was killed. Messages and progress go to standard error, results to
 standard output. `NO_COLOR` turns colours off, `FORCE_COLOR` on. `EYAS_CACHE` names the
 directory for converted tokenizers (default `~/.cache/eyas`).
 
 The options of `eyas capture` have the same names in a file for `--config` and in
 `eyas.CaptureConfig`, with `_` for `-`; PROMPTS is `prompts` and `--stop-token-id` is
-`stop_token_ids`, both lists, and so is `reject`. `--config`, `--archive` and `--json` belong to
-the command alone. `--template-kwargs @FILE` reads the JSON from a file.
+`stop_token_ids`, both lists, and so is `reject`. `--config`, `--archive`, `--no-probe`,
+`--metrics-port`, `--metrics-host` and `--json` belong to the command alone.
+`--template-kwargs @FILE` reads the JSON from a file.
 """
 
 

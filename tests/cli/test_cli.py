@@ -34,7 +34,7 @@ def run(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "verb", ["", "demo", "probe", "capture", "show", "stats", "verify", "export"]
+    "verb", ["", "demo", "probe", "capture", "status", "show", "stats", "verify", "export"]
 )
 def test_help(verb: str) -> None:
     shown = run_eyas(*([verb] if verb else []), "--help")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,7 +14,9 @@ import typer
 from eyas.cli import options
 
 if TYPE_CHECKING:
+    from eyas.progress import Progress
     from eyas.session import Session
+    from eyas.status import StatusFile
 
 NAME = "capture"
 EPILOG = """\b
@@ -21,6 +25,7 @@ Examples:
     --tokenizer /models/Kimi-K2.5 --template-kwargs '{"thinking": true}'
   eyas capture 'data/*.parquet' --out run --url HOST:30000 --tokenizer Qwen/Qwen3-8B --n 4
   eyas capture --config run/config.yaml --out another-run
+  eyas capture --config run/config.yaml --out runs/3 --shard 3/8
 """
 
 
@@ -47,9 +52,15 @@ def command(
     chat_template: options.ChatTemplateFile = None,
     date: options.Date = None,
     column: str = typer.Option(None, help="The input column that holds the prompt."),
-    limit: int = typer.Option(None, help="Take only the first N conversations."),
+    limit: int = typer.Option(None, help="Take only the first N conversations of the input."),
+    shard: str = typer.Option(
+        None,
+        metavar="I/N",
+        help="Take only the I-th of N parts (of what --limit takes), for array jobs; "
+        "eyas merge joins their runs.",
+    ),
     concurrency: int = typer.Option(
-        None, help="Requests in flight.  [default: what the server says it runs at once, else 64]"
+        None, help="Requests in flight at each server.  [default: as many as keep it full]"
     ),
     api_key_env: options.ApiKeyEnv = None,
     logprobs: options.Logprobs = None,
@@ -64,6 +75,10 @@ def command(
     no_probe: bool = typer.Option(
         False, "--no-probe", help="Skip the probe that else comes first (see eyas probe)."
     ),
+    metrics_port: int = typer.Option(
+        0, help="Serve figures for Prometheus at this port's /metrics; 0 for not at all."
+    ),
+    metrics_host: str = typer.Option("127.0.0.1", help="The address that --metrics-port is on."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
     """Capture a target's exact answers to a set of prompts.
@@ -76,19 +91,38 @@ def command(
     given = locals()
     from eyas.config import make_config
 
-    flags = ("config", "archive", "no_probe", "as_json")
+    flags = ("config", "archive", "no_probe", "metrics_port", "metrics_host", "as_json")
     values = options.given_values({k: v for k, v in given.items() if k not in flags})
     if "reject" in values:
         values["reject"] = values["reject"].split(",")
     resolved = make_config(values, config)
-    code = run_capture(resolved, archive=archive, probe=not no_probe, as_json=as_json)
+    code = run_capture(
+        resolved,
+        archive=archive,
+        probe=not no_probe,
+        as_json=as_json,
+        metrics=(metrics_host, metrics_port) if metrics_port else None,
+    )
     raise typer.Exit(code)
 
 
 def run_capture(
-    config: Any, *, archive: bool = False, probe: bool = True, as_json: bool = False
+    config: Any,
+    *,
+    archive: bool = False,
+    probe: bool = True,
+    as_json: bool = False,
+    metrics: tuple[str, int] | None = None,
 ) -> int:
-    """Capture with progress on standard error and a summary on standard output."""
+    """Capture with progress on standard error and a summary on standard output.
+
+    Args:
+        config: what to capture.
+        archive: put the rows of another configuration aside.
+        probe: ask the probe's questions first.
+        as_json: print the summary as JSON.
+        metrics: host and port to serve figures at.
+    """
     from dataclasses import asdict
 
     from eyas.cli.findings import brief, count_verdicts
@@ -97,13 +131,31 @@ def run_capture(
     from eyas.findings import Findings
     from eyas.loop import capture
 
-    with Live(sys.stderr) as live:
+    with ExitStack() as stack:
+        live = stack.enter_context(Live(sys.stderr))
+        views: list[Callable[[Progress], None]] = [live.update]
+        if metrics is not None:
+            from eyas.metrics import Metrics
+
+            served = stack.enter_context(Metrics(*metrics))
+            live.say(f"metrics   {served.url}")
+            views.append(served.update)
         findings = Findings(lambda finding: brief(finding, live.say))
+        status: StatusFile | None = None
 
         def start(session: Session) -> None:
+            from eyas.status import StatusFile
+
+            nonlocal status
+            status = stack.enter_context(StatusFile(session.run.path))
+            views.append(status.update)
             if findings.items:
                 live.say(f"probe     {count_verdicts(findings.items)}")
             print_start(session, live)
+
+        def show(progress: Progress) -> None:
+            for view in views:
+                view(progress)
 
         summary = capture(
             config,
@@ -111,9 +163,11 @@ def run_capture(
             probe=probe,
             on_finding=findings.take,
             on_start=start,
-            on_progress=live.update,
+            on_progress=show,
             say=live.say,
         )
+        if status is not None:
+            status.finish(summary)
     if as_json:
         print(json.dumps({**asdict(summary), "exit_code": summary.exit_code}))
     else:

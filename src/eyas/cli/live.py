@@ -1,6 +1,8 @@
-"""A capture as it runs: one line that renews itself on a terminal, a line now and then elsewhere.
+"""A capture as it runs: some lines that renew themselves on a terminal, one now and then elsewhere.
 
-Invariant: figures are of durable rows and finished answers, never of what was only sent.
+Invariants: figures are of durable rows and finished answers, never of what was only sent; what
+cannot be shown (a terminal that is gone, a closed pipe) never ends a capture; a file or pipe
+gets whole lines without control characters.
 """
 
 from __future__ import annotations
@@ -10,21 +12,28 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-if TYPE_CHECKING:
-    from eyas.progress import Progress
+from eyas.cli.panel import Line, fit, one_line, panel
+from eyas.cli.screen import Screen
+from eyas.cli.tokens import printable
 
-_LOG_EVERY_S = 10.0
+if TYPE_CHECKING:
+    from eyas.pace import Pace
+    from eyas.progress import Progress
+    from eyas.status import Status
+
+_OFTEN_S = 10.0
+_LATER = ((120.0, 30.0), (600.0, 60.0))
+"""After so many seconds a log file gets a line only every so often."""
 
 
 class Live:
     """Shows `Progress`. Use as a context manager; `say` prints a lasting line."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._terminal = stream.isatty()
-        self._width = 0
-        self._logged = time.monotonic()
-        self._first: tuple[float, int] | None = None
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._screen = Screen(stream)
+        self._clock = clock
+        self._began = self._logged = clock()
+        self._pace: Pace | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -35,76 +44,47 @@ class Live:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._clear()
+        self._screen.clear()
 
     def say(self, line: str) -> None:
         """Print one lasting line."""
-        from eyas.cli.tokens import printable
-
-        self._clear()
-        print(printable(line), file=self._stream, flush=True)
+        self._screen.print(printable(line))
 
     def update(self, progress: Progress) -> None:
         """Show where the capture stands."""
-        line = self.line(progress)
-        if self._terminal:
-            import shutil
+        from eyas.pace import Pace
+        from eyas.status import status_of
 
-            line = line[: shutil.get_terminal_size().columns - 1]
-            padding = " " * max(0, self._width - len(line))
-            print(f"\r{line}{padding}", end="", file=self._stream, flush=True)
-            self._width = len(line)
-        elif time.monotonic() - self._logged >= _LOG_EVERY_S:
-            self._logged = time.monotonic()
-            print(line, file=self._stream, flush=True)
+        self._pace = self._pace or Pace()
+        rates = self._pace.take(progress)  # also where nothing is shown: rates need the past
+        if self._screen.drawable:
+            columns, rows = self._screen.room
+            encoding = self._screen.encoding
+            lines = panel(status_of(progress, rates), width=columns, height=rows, encoding=encoding)
+            self._screen.draw(lines)
+        elif self._log_is_due():
+            self.log(status_of(progress, rates))
+
+    def log(self, status: Status, *, if_due: bool = False) -> None:
+        """Print a status as one lasting line."""
+        if not if_due or self._log_is_due():
+            self._logged = self._clock()
+            self._screen.print(one_line(status))
 
     def count(self, what: str) -> Callable[[int], None]:
         """A function that shows how many there are so far, on a terminal."""
 
         def show(number: int) -> None:
-            if self._terminal:
-                line = f"{number:,} {what}"
-                self._width = len(line)
-                print(f"\r{line}", end="", file=self._stream, flush=True)
+            if self._screen.drawable:
+                width = self._screen.room.columns
+                self._screen.draw([Line("", fit(f"{number:,} {what}", width))])
 
         return show
 
-    def line(self, progress: Progress) -> str:
-        """``812/2000 (41%)  2 rejected  64 in flight  5210 tokens/s  ETA 1m04s``."""
-        decided = progress.done + progress.rejected
-        total = progress.total
-        about = "" if progress.input_known else "~"
-        of = (
-            f"{decided:,}/{about}{total:,} ({100 * decided // total}%)" if total else f"{decided:,}"
-        )
-        rate = progress.output_tokens / progress.seconds if progress.seconds > 0 else 0.0
-        parts = [
-            f"{of} rows",
-            f"{progress.rejected:,} rejected",
-            f"{progress.truncated:,} truncated",
-            f"{progress.in_flight} in flight",
-            f"{rate:,.0f} tokens/s",
-        ]
-        if total and progress.new and progress.seconds > 0:
-            left = (total - decided) * progress.seconds / progress.new
-            parts.append(f"ETA {duration(left)}")
-        return "  ".join(parts)
-
-    def _clear(self) -> None:
-        if self._width:
-            print(f"\r{' ' * self._width}\r", end="", file=self._stream, flush=True)
-            self._width = 0
-
-
-def duration(seconds: float) -> str:
-    """``0.8s``, ``1m04s``, ``2h05m``, ``3d04h``."""
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    def _log_is_due(self) -> bool:
+        now = self._clock()
+        every = _OFTEN_S
+        for after, rarer in _LATER:
+            if now - self._began >= after:
+                every = rarer
+        return now - self._logged >= every
