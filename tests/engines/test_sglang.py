@@ -42,6 +42,24 @@ def test_what_is_absent_stays_none() -> None:
     assert (g.prompt_tokens, g.completion_tokens, g.prompt_echo, g.text) == (None,) * 4
 
 
+def test_the_answer_of_another_request_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the request's id: one of ours that was not sent now is wrong, a foreign one is not."""
+    engine = SGLang("http://127.0.0.1:1")
+    said = ["", "foreign", engine._rid + "0" * 16]
+
+    async def post(path: str, body: Answer) -> Answer:
+        return answer(id=said.pop(0) or body["rid"])
+
+    monkeypatch.setattr(engine._http, "post", post)
+    asyncio.run(engine.close())
+
+    async def ask() -> list[tuple[bool, bool]]:
+        given = [await engine.generate(Request([1, 2, 3], 9, 0)) for _ in range(3)]
+        return [(g.renamed, g.refusal is not None) for g in given]
+
+    assert asyncio.run(ask()) == [(False, False), (True, False), (True, True)]
+
+
 @pytest.mark.parametrize("odd", [True, 2.0, "2", None, [2]])
 def test_counts_that_are_no_numbers_are_none(odd: object) -> None:
     g = read_answer(answer(prompt_tokens=odd, completion_tokens=odd))

@@ -113,7 +113,10 @@ class SGLang:
             body["return_logprob"] = True
         answer = await self._http.post("/generate", body)
         generation = read_answer(answer)
-        generation.renamed = answer["meta_info"].get("id") not in (None, "", rid)
+        said = answer["meta_info"].get("id")
+        generation.renamed = said not in (None, "", rid)
+        if generation.renamed and str(said).startswith(self._rid):
+            generation.refusal = f"the answer is that of another request ({said}, not {rid})"
         return generation
 
     async def score(self, ids: Sequence[int], *, start: int, top: int = 0) -> Scores | None:
