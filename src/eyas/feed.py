@@ -1,9 +1,9 @@
 """From the input to prompts that are ready to be sent.
 
-Invariants: each unit of the input is met once and is then counted as done, rejected or handed
-out as a job; a job's `prompt_ids` are inside the vocabulary and leave room in the context; a
-turn is rendered on the target's own earlier answers, whether they were captured a moment or
-a run ago.
+Invariants: each unit of the input (or of the ledger's shard of it) is met once and is then
+counted as done, rejected or handed out as a job; a job's `prompt_ids` are inside the vocabulary
+and leave room in the context; a turn is rendered on the target's own earlier answers, whether
+they were captured a moment or a run ago.
 """
 
 from __future__ import annotations
@@ -220,6 +220,8 @@ class Feed:
                 continue
             self._taken += 1
             key, name = self._ledger.identify(item.key, item.given_id)
+            if not self._ledger.wants(key):
+                continue
             for sample in range(self._samples):
                 job = Job(item, key, name, sample, 0)
                 refused += self._meet_thread(job, jobs)
@@ -237,8 +239,10 @@ class Feed:
         self.ended = True
 
     def _meet_bad_line(self, line: BadLine) -> list[Rejected]:
-        self.counts.input += 1
         key, _ = self._ledger.identify(line.key, None)
+        if not self._ledger.wants(key):
+            return []
+        self.counts.input += 1
         if self._ledger.status(key, 0, 0) is not None:
             self.counts.rejected += 1
             return []

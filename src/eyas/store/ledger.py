@@ -1,8 +1,9 @@
-"""What a run already holds: which units are done, and under which name each conversation goes.
+"""What a run already holds, and which part of the input it is to hold.
 
 Invariants: a unit (conversation, sample, turn) that is in the ledger is never generated again;
 a conversation keeps the name under which its first row was stored; two conversations never
-share a name. Memory is some hundred bytes a row and independent of the rows' length.
+share a name. Names and occurrences are told from the whole input, whatever the shard, so that
+they are the same in each. Memory is some hundred bytes a row and independent of the rows' length.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from eyas.conversation import nth_key, row_key
+from eyas.shard import Shard
+from eyas.store.names import Names
 from eyas.store.parts import REJECTED, TRACES, parts, read_batches
 
 GOOD, TRUNCATED, REFUSED = 0, 1, 2
@@ -19,17 +22,18 @@ GOOD, TRUNCATED, REFUSED = 0, 1, 2
 class Ledger:
     """The units of a run, by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, shard: Shard | None = None) -> None:
+        self.shard = shard
         self._status: dict[bytes, int] = {}
-        self._names: dict[int, bytes] = {}
+        self._names = Names()
         self._seen: dict[bytes, int] = {}
         self.done = 0
         self.rejected = 0
 
     @classmethod
-    def load(cls, run: Path) -> Ledger:
+    def load(cls, run: Path, shard: Shard | None = None) -> Ledger:
         """Read the sealed rows' keys (the journal must have been sealed before)."""
-        ledger = cls()
+        ledger = cls(shard)
         columns = ["conversation_id", "turn", "sample", "key"]
         for path in parts(run, TRACES):
             for batch in read_batches(path, [*columns, "finish_reason", "marks"]):
@@ -56,7 +60,7 @@ class Ledger:
             self.rejected += 1
         else:
             self.done += 1
-        self._names[hash(name)] = key
+        self._names.keep(name, key)
 
     def status(self, key: bytes, sample: int, turn: int) -> int | None:
         """The status of a unit, or None where it is still to be done."""
@@ -73,11 +77,8 @@ class Ledger:
         key = nth_key(key, occurrence)
         if given_id is None:
             return key, key.hex()[:16]
-        for digits in (8, 16, 32):
-            longer = f"{given_id}-{key.hex()[:digits]}"
-            if self._names.get(hash(longer)) == key:
-                return key, longer
-        for name in (given_id, *(f"{given_id}-{key.hex()[:digits]}" for digits in (8, 16, 32))):
-            if self._names.setdefault(hash(name), key) == key:
-                return key, name
-        raise AssertionError("two keys with the same 128 bits")
+        return key, self._names.choose(given_id, key)
+
+    def wants(self, key: bytes) -> bool:
+        """Whether a key that `identify` gave is in the part of the input that the run is to hold."""
+        return self.shard is None or self.shard.holds(key)

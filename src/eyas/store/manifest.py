@@ -47,8 +47,10 @@ class Manifest(BaseModel):
     versions: dict[str, str] = {}
     """Versions of the libraries that decide what a prompt's ids are."""
     inputs: list[str] = []
+    shard: str | None = None
+    """Which part of the input the last capture took, such as ``3/8``; null for all of it."""
     shapes: dict[str, int] = {}
-    """Recognised input shapes and their number of rows."""
+    """Recognised input shapes and their number of rows, those of other shards included."""
     counts: dict[str, int] = {}
     """The counts at the end of the last capture."""
 
@@ -86,11 +88,7 @@ class Manifest(BaseModel):
 
     def refuse_other(self, run: Path, fingerprint: dict[str, Any], max_new_tokens: int) -> None:
         """Raise FingerprintError unless a configuration may continue this run."""
-        differing = [
-            f"{name}: {_shown(self.fingerprint.get(name))} in the run, {_shown(now)} now"
-            for name, now in {**dict.fromkeys(self.fingerprint), **fingerprint}.items()
-            if self.fingerprint.get(name) != now
-        ]
+        differing = self.differing(fingerprint, "in the run", "now")
         if max_new_tokens < self.max_new_tokens:
             differing.append(
                 f"max_new_tokens: {self.max_new_tokens} in the run, {max_new_tokens} now "
@@ -101,6 +99,17 @@ class Manifest(BaseModel):
                 f"{run} belongs to another configuration ({'; '.join(differing)}). Choose another "
                 "--out, or put the old rows aside with --archive."
             )
+
+    def differing(self, fingerprint: dict[str, Any], here: str, there: str) -> list[str]:
+        """What differs from another fingerprint, by name, with both values.
+
+        `here` and `there` say where they stand ("in the run", "now").
+        """
+        return [
+            f"{name}: {_shown(self.fingerprint.get(name))} {here}, {_shown(other)} {there}"
+            for name, other in {**dict.fromkeys(self.fingerprint), **fingerprint}.items()
+            if self.fingerprint.get(name) != other
+        ]
 
 
 def _shown(value: Any) -> str:
