@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ class Keeper:
         except NotServed as error:
             self._failed[setup] = error
             raise
+        served = replace(served, name=setup.model, parser=setup.parser)
         self._now = (setup, served)
         return served
 

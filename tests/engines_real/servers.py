@@ -42,6 +42,9 @@ class Served:
     url: str
     model: Path
     """The directory of the checkpoint, with the tokenizer and the template."""
+    name: str = "demo"
+    """Which of the tests' models it is."""
+    parser: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
