@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 
-.PHONY: demo test lint bench lock docs train-demo clean help
+.PHONY: demo test test-engines lint bench lock docs train-demo clean help
 
 help:           ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -29,6 +29,10 @@ demo: $(READY)  ## capture from a tiny reasoning model in a real engine
 
 test: $(DEV)    ## run the whole suite
 	$(BIN)/python -m pytest --cov=eyas --cov-report=term:skip-covered $(ARGS)
+
+test-engines: $(DEV)  ## install SGLang and vLLM (7 GB, minutes) and run the tests that start them
+	$(PYTHON) scripts/install_engine.py build/engines sglang vllm
+	EYAS_ENGINES=build/engines $(BIN)/python -m pytest tests/engines_real $(ARGS)
 
 lint: $(DEV)    ## ruff and mypy
 	$(BIN)/ruff check .
