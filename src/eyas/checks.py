@@ -84,16 +84,23 @@ class Checker:
     want_logprobs: bool = False
 
     def judge(
-        self, prompt_ids: list[int], generation: Generation, max_new_tokens: int | None = None
+        self,
+        prompt_ids: list[int],
+        generation: Generation,
+        max_new_tokens: int | None = None,
+        before: Sequence[int] = (),
     ) -> Verdict:
         """Check one answer against the prompt and the token budget that were sent.
+
+        Where an answer is continued, `before` is its output so far, which was sent behind the
+        prompt: counts, echo and text concern this piece, positions and marks the whole.
 
         The order is from the plainest fault to the finest, so that the name given is the one
         that explains most.
         """
         refusal = (
             self._finish(generation)
-            or self._counts(prompt_ids, generation)
+            or self._counts([*prompt_ids, *before] if before else prompt_ids, generation)
             or self._ids(generation)
         )
         given = len(generation.output_ids)
@@ -105,7 +112,7 @@ class Checker:
         refusal = self._stop(generation, distinct) or self._second_account(generation)
         if refusal is not None:
             return Verdict(*refusal)
-        return self._mark(prompt_ids, generation, distinct)
+        return self._mark(prompt_ids, generation, distinct, before)
 
     def _finish(self, g: Generation) -> tuple[str, str] | None:
         if g.finish_reason not in ("stop", "length"):
@@ -241,8 +248,12 @@ class Checker:
             forms.append(lambda text: "".join(_without_replacements(text).split()))
         return forms
 
-    def _mark(self, prompt_ids: list[int], g: Generation, distinct: set[int]) -> Verdict:
+    def _mark(
+        self, prompt_ids: list[int], g: Generation, distinct: set[int], before: Sequence[int]
+    ) -> Verdict:
         profile, ids = self.profile, g.output_ids
+        if before:
+            ids, distinct = [*before, *ids], distinct.union(before)
         start, end, after, closers = profile.spans(self.tokenizer, prompt_ids, ids)
         verdict = Verdict(reasoning_start=start, reasoning_end=end)
         marks = verdict.marks

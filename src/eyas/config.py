@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from eyas.errors import ConfigError
 from eyas.shard import Shard
@@ -92,11 +99,24 @@ class CaptureConfig(TargetConfig):
     """Requests in flight at each server; where None, as many as keep it full."""
     reject: list[str] = []
     """Marks that refuse a row."""
+    on_length: Literal["keep", "reject", "continue"] = "keep"
+    """What becomes of an answer that its budget cut."""
+    continue_to: int | None = Field(None, ge=1)
+    """The budget up to which a cut answer is continued from its exact ids."""
 
     @field_validator("shard", mode="before")
     @classmethod
     def _shard(cls, value: Any) -> Any:
         return None if value is None else str(Shard.parse(str(value)))
+
+    @model_validator(mode="after")
+    def _continues(self) -> Self:
+        if self.on_length == "continue" and (self.continue_to or 0) <= self.max_new_tokens:
+            raise ValueError(
+                "--on-length continue needs --continue-to N, greater than --max-new-tokens "
+                f"{self.max_new_tokens}"
+            )
+        return self
 
     @field_validator("reject")
     @classmethod

@@ -21,14 +21,13 @@ from functools import partial
 
 import orjson
 
-from eyas.checks import Checker, Verdict
+from eyas.answering import Answering
 from eyas.config import CaptureConfig
-from eyas.conversation import seed_for
-from eyas.engines import Generation, Request
+from eyas.engines import Generation
 from eyas.engines.pool import Pool
 from eyas.engines.server import Server
-from eyas.errors import EXIT_INTERRUPTED, EyasError, RowFailed
-from eyas.feed import Feed, Job, trace_of
+from eyas.errors import EXIT_INTERRUPTED, EyasError
+from eyas.feed import Feed, Job
 from eyas.findings import Finding
 from eyas.fleet import Fleet
 from eyas.progress import Progress, ServerProgress, Summary
@@ -136,13 +135,6 @@ class _Loop:
             say=self._note,
             on_weights=session.learn_weights,
         )
-        self._checker = Checker(
-            session.target.tokenizer,
-            session.target.profile,
-            keep_missing_closer=config.on_missing_closer == "keep",
-            want_logprobs=config.logprobs,
-        )
-        self._refused_marks = frozenset(config.reject)
         self._common = {
             "template_kwargs": orjson.dumps(config.template_kwargs).decode(),
             "sampling": orjson.dumps(session.target.sampling.as_dict()).decode(),
@@ -160,6 +152,7 @@ class _Loop:
             limit=config.limit,
             common=self._common,
         )
+        self._answering = Answering(session, self._pool, self._feed, self._common)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-feed")
         self._fleet = Fleet(
             self._pool,
@@ -176,7 +169,6 @@ class _Loop:
         self._began = time.monotonic()
         self._interrupted = False
         self._stopped: str | None = None
-        self._left_pending = 0
         self._workers = 0
 
     async def run(self) -> Summary:
@@ -286,65 +278,26 @@ class _Loop:
 
         Returns the address that answered if the job has a next turn to generate, else None.
         """
-        config = self._config
-        request = Request(
-            prompt_ids=job.prompt_ids,
-            max_new_tokens=job.max_new_tokens,
-            seed=seed_for(config.seed, job.key, job.sample, job.turn),
-            logprobs=config.logprobs,
-        )
-        try:
-            generation = await self._pool.generate(request, near=near)
-        except RowFailed as failed:
-            if failed.pending:
-                self._left_pending += 1
-                self._note(f"{job.id} stays pending: {failed}")
-                return None
-            rows = self._feed.refuse(job, failed.reason, str(failed))
-            rows[0].tries, rows[0].text = failed.tries, failed.seen or None
-            rows[0].seed, rows[0].max_new_tokens = request.seed, request.max_new_tokens
-            rows[0].server = failed.server
-            self._put(rows)
+        answered = await self._answering.answer(job, near)
+        if answered.pending is not None:
+            self._note(f"{job.id} stays pending: {answered.pending}")
             return None
-        verdict = self._checker.judge(job.prompt_ids, generation, job.max_new_tokens)
-        marks = [*job.marks, *verdict.marks]
-        if verdict.refusal is None and not self._refused_marks.isdisjoint(marks):
-            verdict.refusal = next(mark for mark in marks if mark in self._refused_marks)
-            verdict.detail = f"--reject {verdict.refusal}"
-        if verdict.refusal is not None:
-            self._put(self._refused_rows(job, request, generation, verdict, marks))
+        trace, generation = answered.trace, answered.generation
+        if trace is None or generation is None:
+            self._put(answered.refused)
             return None
-        trace = trace_of(
-            job,
-            output_ids=generation.output_ids,
-            finish_reason=generation.finish_reason,
-            stop_id=verdict.stop_id,
-            reasoning_start=verdict.reasoning_start,
-            reasoning_end=verdict.reasoning_end,
-            marks=marks,
-            seed=request.seed,
-            max_new_tokens=request.max_new_tokens,
-            logprobs=generation.logprobs,
-            server=generation.server,
-            weight_version=generation.weight_version,
-            finished_at=time.time(),
-            **self._common,
-        )
         progress = self._progress
         progress.prompt_tokens += len(job.prompt_ids)
-        progress.output_tokens += len(generation.output_ids)
+        progress.output_tokens += len(trace.output_ids)
         progress.cached_tokens += generation.cached_tokens or 0
         finish = trace.finish_reason
         progress.finish_reasons[finish] = progress.finish_reasons.get(finish, 0) + 1
+        progress.truncated += not answered.complete
+        self._put(answered.refused, trace)
         # A later turn may be there already, where a part was lost and is captured again.
         following = self._session.ledger.status(job.key, job.sample, job.turn + 1)
         last = job.turn + 1 == job.conversation.n_turns or following is not None
-        if not verdict.complete:
-            progress.truncated += 1
-            self._put(self._feed.refuse_later(job, "earlier_turn_truncated"), trace)
-            return None
-        self._writer.put(trace)
-        if last or not await self._next_turn(job, generation):
+        if last or not answered.complete or not await self._next_turn(job, generation):
             return None
         return generation.server
 
@@ -361,26 +314,6 @@ class _Loop:
         refused = await loop.run_in_executor(self._threads, render)
         self._put(refused)
         return not refused
-
-    def _refused_rows(
-        self,
-        job: Job,
-        request: Request,
-        generation: Generation,
-        verdict: Verdict,
-        marks: list[str],
-    ) -> list[Rejected]:
-        rows = self._feed.refuse(job, verdict.refusal or "", verdict.detail)
-        row, ids = rows[0], generation.output_ids
-        if all(type(i) is int and -(2**31) <= i < 2**31 for i in ids):
-            row.output_ids = ids
-        else:  # what no int32 can hold is kept as text
-            row.text = orjson.dumps(ids).decode()
-        row.finish_reason = generation.finish_reason
-        row.marks = marks
-        row.seed, row.max_new_tokens = request.seed, request.max_new_tokens
-        row.server, row.weight_version = generation.server, generation.weight_version
-        return rows
 
     def _put(self, refused: list[Rejected], *traces: object) -> None:
         for row in refused:

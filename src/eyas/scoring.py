@@ -157,8 +157,7 @@ def comparable(engine: Engine, sampling: Sampling) -> bool:
     """Whether log-probabilities of generated ids are those of temperature 1 without penalties."""
     if not engine.scaled_logprobs:
         return True
-    neutral = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
-    return sampling.temperature in (0.0, 1.0) and neutral == (1.0, 0.0, 0.0)
+    return sampling.temperature in (0.0, 1.0) and not sampling.penalised
 
 
 async def depends_on_ids(engine: Engine, input_ids: Sequence[int], start: int) -> bool | None:
@@ -259,12 +258,7 @@ def _unreachable(
     if not likely:
         return False
     best = likely[0][1]
-    neutral = (
-        sampling.repetition_penalty == 1.0
-        and sampling.presence_penalty == 0.0
-        and sampling.frequency_penalty == 0.0
-    )
-    if not neutral:
+    if sampling.penalised:
         return best - scored > 1.5 * _IMPOSSIBLE
     if sampling.temperature == 0:
         return best - scored > far

@@ -17,7 +17,7 @@ from typing import Any
 from eyas.config import CaptureConfig, config_yaml
 from eyas.engines import ServerInfo
 from eyas.engines.server import DEFAULT_SLOTS
-from eyas.errors import EyasError
+from eyas.errors import ConfigError, EyasError
 from eyas.findings import Finding
 from eyas.probe import require_probe
 from eyas.readers import PromptReader
@@ -118,6 +118,11 @@ async def open_session(
         weight_version=None if earlier is None else earlier.fingerprint.get("weight_version"),
     )
     try:
+        if config.on_length == "continue" and target.sampling.penalised:
+            raise ConfigError(
+                "--on-length continue cannot be had with a repetition, presence or frequency "
+                "penalty: it would begin anew at each joint. Use --on-length keep."
+            )
         if earlier is not None and not archive:
             earlier.refuse_other(out, _fingerprint(config, target), config.max_new_tokens)
         learnt = await require_probe(target, on_finding) if probe else {}

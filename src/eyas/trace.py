@@ -55,6 +55,8 @@ class Trace:
     seed: int = 0
     max_new_tokens: int = 0
     """The token budget that was sent (clamped to the context)."""
+    joints: list[int] = field(default_factory=list)
+    """Positions in output_ids at which a continued answer was asked for anew; mostly empty."""
     logprobs: list[float] | None = None
     """Natural logarithms of the output ids' probabilities; null unless asked for."""
     server: str = ""
@@ -117,7 +119,7 @@ class Rejected:
 
 
 _LISTS = {"prompt_ids": "int32", "output_ids": "int32", "logprobs": "float32",
-          "marks": "string", "tries": "string"}  # fmt: skip
+          "joints": "int32", "marks": "string", "tries": "string"}  # fmt: skip
 _NUMBERS = {"turn": "int32", "sample": "int32", "stop_id": "int32", "reasoning_start": "int32",
             "reasoning_end": "int32", "seed": "int64", "max_new_tokens": "int32",
             "line": "int64"}  # fmt: skip

@@ -66,6 +66,13 @@ def command(
     logprobs: options.Logprobs = None,
     on_missing_closer: options.OnMissingCloser = None,
     reject: str = typer.Option(None, help="Refuse rows with these marks too (comma-separated)."),
+    on_length: str = typer.Option(
+        None,
+        help="keep, reject or continue answers that their budget cut.  [default: keep]",
+    ),
+    continue_to: int = typer.Option(
+        None, help="The greater budget up to which --on-length continue goes on."
+    ),
     tries: options.Tries = None,
     give_up_after: options.GiveUpAfter = None,
     config: options.ConfigFile = None,

@@ -28,6 +28,12 @@ class Sampling:
     frequency_penalty: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
 
+    @property
+    def penalised(self) -> bool:
+        """Whether what was generated before changes what comes next, besides as context."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for the fingerprint and the row's ``sampling`` column."""
         return {**asdict(self), "stop_token_ids": list(self.stop_token_ids)}

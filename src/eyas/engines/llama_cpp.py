@@ -67,12 +67,7 @@ class LlamaCpp:
 
     def _penalised(self, sampling: Sampling) -> int:
         """How many ids the penalties look back on: the whole context, as elsewhere."""
-        neutral = (
-            sampling.repetition_penalty == 1.0
-            and sampling.presence_penalty == 0.0
-            and sampling.frequency_penalty == 0.0
-        )
-        return 0 if neutral else self._context or 32768
+        return (self._context or 32768) if sampling.penalised else 0
 
     async def identify(self) -> ServerInfo:
         props = await self._http.get("/props") or {}
