@@ -54,6 +54,10 @@ class Job:
     prompt_ids: list[int] = field(default_factory=list)
     max_new_tokens: int = 0
     control_text: bool = False
+    before: list[int] = field(default_factory=list)
+    """Output of an earlier capture that the answer is to be continued from."""
+    before_logprobs: list[float] = field(default_factory=list)
+    joints: list[int] = field(default_factory=list)
 
     @property
     def id(self) -> str:
