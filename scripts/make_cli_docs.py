@@ -12,7 +12,19 @@ import sys
 from pathlib import Path
 
 TARGET = Path(__file__).parent.parent / "docs" / "cli.md"
-VERBS = ("", "demo", "probe", "capture", "status", "show", "stats", "verify", "export")
+VERBS = (
+    "",
+    "demo",
+    "probe",
+    "capture",
+    "status",
+    "show",
+    "stats",
+    "verify",
+    "merge",
+    "archive",
+    "export",
+)
 
 HEAD = """# Command line
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from eyas.errors import EyasError
     from eyas.findings import Finding, Findings
     from eyas.loop import capture
+    from eyas.merge import MergeReport, merge_runs
     from eyas.probe import Probe
     from eyas.progress import Progress, Summary
     from eyas.readers import PromptReader
@@ -40,6 +41,7 @@ _HOMES = {
     "errors": ("EyasError",),
     "findings": ("Finding", "Findings"),
     "loop": ("capture",),
+    "merge": ("MergeReport", "merge_runs"),
     "probe": ("Probe",),
     "progress": ("Progress", "Summary"),
     "readers": ("PromptReader",),
@@ -62,6 +64,7 @@ __all__ = [
     "Findings",
     "Generation",
     "LlamaCpp",
+    "MergeReport",
     "Probe",
     "Profile",
     "Progress",
@@ -79,6 +82,7 @@ __all__ = [
     "build_profile",
     "capture",
     "load_tokenizer",
+    "merge_runs",
 ]
 
 

@@ -34,8 +34,10 @@ def run(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "verb", ["", "demo", "probe", "capture", "status", "show", "stats", "verify", "export"]
-)
+    "verb",
+    ["", "demo", "probe", "capture", "status", "show", "stats", "verify", "merge", "archive",
+     "export"],
+)  # fmt: skip
 def test_help(verb: str) -> None:
     shown = run_eyas(*([verb] if verb else []), "--help")
     assert shown.returncode == 0

@@ -4,7 +4,7 @@ from eyas.store.ledger import GOOD, REFUSED, TRUNCATED, Ledger
 from eyas.store.lock import WriterLock
 from eyas.store.manifest import Manifest
 from eyas.store.parts import REJECTED, TRACES
-from eyas.store.run import Run, archive, is_run, prepare_directory, remove_temporaries
+from eyas.store.run import Run, archive, archive_run, is_run, prepare_directory, remove_temporaries
 from eyas.store.writer import Writer, seal_leftovers
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Writer",
     "WriterLock",
     "archive",
+    "archive_run",
     "is_run",
     "prepare_directory",
     "remove_temporaries",

@@ -63,14 +63,7 @@ def _groups(segment: Path, kind: str) -> Iterator[list[Packed]]:
 def _write_groups(
     kind: type[Trace] | type[Rejected], groups: Iterable[list[Packed]], path: Path
 ) -> None:
-    import pyarrow.parquet as pq
-
-    schema = arrow_schema(kind)
-    unique = {"id", "messages", "metadata", "text", "detail"}
-    repeated = [f.name for f in schema if f.name not in unique and not is_list(f)]
-    with pq.ParquetWriter(
-        path, schema, compression="zstd", compression_level=1, use_dictionary=repeated
-    ) as writer:
+    with part_writer(path, arrow_schema(kind)) as writer:
         for group in groups:
             writer.write_table(
                 to_table(
@@ -80,6 +73,17 @@ def _write_groups(
                     [row.output for row in group],
                 )
             )
+
+
+def part_writer(path: Path, schema: Any) -> Any:
+    """A `pyarrow.parquet.ParquetWriter` with the settings of all parts."""
+    import pyarrow.parquet as pq
+
+    unique = {"id", "messages", "metadata", "text", "detail"}
+    repeated = [f.name for f in schema if f.name not in unique and not is_list(f)]
+    return pq.ParquetWriter(
+        path, schema, compression="zstd", compression_level=1, use_dictionary=repeated
+    )
 
 
 def is_list(field: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from eyas.errors import DamagedRun
 from eyas.store.files import disk_errors, sync_directory
 from eyas.store.journal import count_lines, read_segment, segments
+from eyas.store.lock import WriterLock
 from eyas.store.manifest import CONFIG, NAME, Manifest
 from eyas.store.parts import (
     REJECTED,
@@ -186,3 +187,20 @@ def archive(path: Path) -> Path:
         sync_directory(target)
         sync_directory(path)
     return target
+
+
+def archive_run(path: Path) -> Path:
+    """`archive` of a run that nobody writes.
+
+    Raises:
+        DamagedRun: if it is no run.
+        RunLocked: if it is being written.
+    """
+    if not is_run(path):
+        raise DamagedRun(f"{path} is not a run of eyas: it has no {NAME}")
+    lock = WriterLock(path)
+    lock.acquire()
+    try:
+        return archive(path)
+    finally:
+        lock.release()
