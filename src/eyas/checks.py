@@ -189,7 +189,7 @@ class Checker:
         return None
 
     def _second_account(self, g: Generation) -> tuple[str, str] | None:
-        if self.want_logprobs and g.logprob_ids is None:
+        if self.want_logprobs and (g.logprob_ids is None or g.logprobs is None):
             return "no_logprobs", "log-probabilities were asked for, and the engine gave none"
         if g.logprob_ids is not None and g.logprob_ids != g.output_ids:
             at = _first_difference(g.output_ids, g.logprob_ids)

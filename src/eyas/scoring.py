@@ -33,6 +33,8 @@ _NEAR_SHARE = 0.01
 _SHIFTED = 0.5
 """Half of the ids beyond this: the whole row was scored in another context. (Far above what
 decode and prefill kernels differ by in eight bits.)"""
+_ROW = 20
+"""A median over fewer ids says nothing."""
 _NOISE_FACTOR = 10.0
 _UNUSABLE_NOISE = 0.5
 """An engine whose scores differ by more when asked again proves nothing."""
@@ -226,7 +228,11 @@ def compare(
             suspects.append(Suspect(at, own, then, scored, likely[0] if likely else None))
     middle = median(differences) if differences else None
     refusal = None
-    if middle is not None and middle > max(_SHIFTED, _NOISE_FACTOR * noise.median):
+    if (
+        middle is not None
+        and len(ids) >= _ROW
+        and middle > max(_SHIFTED, _NOISE_FACTOR * noise.median)
+    ):
         refusal = f"half of its ids are off by more than {middle:.2f}: another context was scored"
     elif suspects:
         count = len(suspects)

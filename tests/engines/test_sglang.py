@@ -95,7 +95,10 @@ def test_an_answer_without_meta_info_is_malformed(whole: Answer) -> None:
 def test_log_probabilities() -> None:
     g = read_answer(answer(output_token_logprobs=[[-0.5, 5, None], [0, 6, "b"]]))
     assert (g.logprob_ids, g.logprobs) == ([5, 6], [-0.5, 0.0])
-    for odd in ([[]], [None], [["x", 5, None]], [[None, 5, None]], [{}]):
+    for no_number in ("x", None, "nan", float("nan")):
+        g = read_answer(answer(output_token_logprobs=[[no_number, 5, None]]))
+        assert (g.logprob_ids, g.logprobs) == ([5], None)  # -inf is null in JSON
+    for odd in ([[]], [None], [{}]):
         with pytest.raises(MalformedAnswer, match="output_token_logprobs"):
             read_answer(answer(output_token_logprobs=odd))
 

@@ -97,8 +97,10 @@ def test_log_probabilities_name_their_ids() -> None:
     assert (g.logprob_ids, g.logprobs) == ([5, 6], [-0.5, -1.0])
     as_text = read_answer(answer(logprobs={"tokens": ["a", "b"], "token_logprobs": [-0.5, -1]}))
     assert (as_text.logprob_ids, as_text.logprobs) == (None, None)
+    g = read_answer(answer(logprobs={"tokens": ["token_id:5"], "token_logprobs": [None]}))
+    assert (g.logprob_ids, g.logprobs) == ([5], None)  # -inf is null in JSON
     with pytest.raises(MalformedAnswer, match="logprobs"):
-        read_answer(answer(logprobs={"tokens": ["token_id:5"], "token_logprobs": [None]}))
+        read_answer(answer(logprobs={"tokens": [5], "token_logprobs": [0]}))
 
 
 @pytest.mark.parametrize("choices", [None, [], [{}, {}], ["x"]])

@@ -495,3 +495,27 @@ def test_a_page_that_never_answers_is_not_waited_for(
     with FaultServer(target, policy=policy, info=INFO) as server:
         done = run_probe(server)
     assert (verdict(done, "scores"), done.failed) == ("unproven", False)
+
+
+def test_a_template_that_leaves_the_question_out(target: Target, tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("<|user|>{% for m in messages %}{% if m.content is not string %}"
+                   "{{ m.content[0].text }}{% endif %}{% endfor %}<|assistant|><think>",
+                   encoding="utf-8")  # fmt: skip
+    with FaultServer(target, info=INFO) as server:
+        done = run_probe(server, chat_template=str(own))
+    assert verdict(done, "question") == "failed"
+    assert "leaves the user's text out" in finding(done, "question").text
+
+
+def test_text_that_an_engine_writes_with_other_spaces(target: Target, tmp_path: Path) -> None:
+    """Ends trimmed, and spaces around control strings, as slow tokenizers put them."""
+
+    def policy(_: Answer, honest: Answer) -> Fault | None:
+        if honest.get("text"):
+            honest["text"] = honest["text"].replace("</think>", " </think> ").strip()
+        return Fault(answer=honest)
+
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(20))
+    with FaultServer(target, policy=policy) as server:
+        assert capture_from(server, prompts, tmp_path / "run", probe=True).done == 20

@@ -15,7 +15,7 @@ from typing import Any
 from eyas.engines import openai
 from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
 from eyas.engines.http import HttpClient
-from eyas.engines.openai import as_int, as_logprob, as_text
+from eyas.engines.openai import as_int, as_logprobs, as_text
 from eyas.errors import ConfigError, MalformedAnswer
 
 _FINISH = {"eos": "stop", "limit": "length"}
@@ -155,7 +155,7 @@ def read_answer(answer: dict[str, Any]) -> Generation:
     if isinstance(entries, list):
         try:
             logprob_ids = [entry["id"] for entry in entries]
-            logprobs = [as_logprob(entry["logprob"]) for entry in entries]
+            logprobs = as_logprobs(entry["logprob"] for entry in entries)
         except (TypeError, ValueError, KeyError) as error:
             raise MalformedAnswer(f"completion_probabilities cannot be read: {error}") from error
     if logprob_ids is not None and len(logprob_ids) < len(tokens or ()):

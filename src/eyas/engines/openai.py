@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from eyas.engines.base import ChatAnswer
@@ -123,6 +123,14 @@ def as_logprob(value: Any) -> float:
     if isinstance(value, bool | str) or not math.isfinite(value):
         raise ValueError(f"{value!r} is no log-probability")
     return float(value)
+
+
+def as_logprobs(values: Iterable[Any]) -> list[float] | None:
+    """Log-probabilities; None where one of them is none (-inf is null in JSON)."""
+    try:
+        return [as_logprob(value) for value in values]
+    except (TypeError, ValueError):
+        return None
 
 
 def as_text(value: Any) -> str | None:

@@ -20,7 +20,7 @@ from eyas.engines import openai
 from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
 from eyas.engines.http import HttpClient
 from eyas.engines.known_faults import parse_version, refuse_fatal
-from eyas.engines.openai import as_int, as_logprob, as_text
+from eyas.engines.openai import as_int, as_logprob, as_logprobs, as_text
 from eyas.errors import MalformedAnswer, UnsuitableServerError
 
 _KEPT = (
@@ -213,9 +213,9 @@ def read_answer(answer: dict[str, Any]) -> Generation:
     entries = meta.get("output_token_logprobs")
     if isinstance(entries, list):
         try:
-            logprobs = [as_logprob(entry[0]) for entry in entries]
             logprob_ids = [entry[1] for entry in entries]
-        except (TypeError, ValueError, IndexError, KeyError) as error:
+            logprobs = as_logprobs(entry[0] for entry in entries)
+        except (TypeError, IndexError, KeyError) as error:
             raise MalformedAnswer(f"output_token_logprobs cannot be read: {error}") from error
     ids, echo = answer.get("output_ids"), answer.get("prompt_token_ids")
     text, version = answer.get("text"), meta.get("weight_version")
@@ -275,7 +275,7 @@ def read_scores(answer: dict[str, Any], ids: list[int]) -> Scores | None:
     try:
         said, logprobs = zip(*((e[1], as_logprob(e[0])) for e in entries[-count:]), strict=True)
         likely = (
-            [[(i, as_logprob(lp)) for lp, i, *_ in place or ()] for place in tops[-count:]]
+            [[(int(i), as_logprob(lp)) for lp, i, *_ in place or ()] for place in tops[-count:]]
             if isinstance(tops, list) and len(tops) >= count
             else None
         )

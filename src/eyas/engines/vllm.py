@@ -17,7 +17,7 @@ from typing import Any
 from eyas.engines import openai
 from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
 from eyas.engines.http import HttpClient
-from eyas.engines.openai import as_int, as_logprob, as_text
+from eyas.engines.openai import as_int, as_logprob, as_logprobs, as_text
 from eyas.errors import MalformedAnswer
 
 _ID_PREFIX = "token_id:"
@@ -161,7 +161,7 @@ def read_answer(answer: dict[str, Any]) -> Generation:
         try:
             if all(name.startswith(_ID_PREFIX) for name in given["tokens"]):
                 logprob_ids = [int(name[len(_ID_PREFIX) :]) for name in given["tokens"]]
-                logprobs = [as_logprob(lp) for lp in given["token_logprobs"]]
+                logprobs = as_logprobs(given["token_logprobs"])
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise MalformedAnswer(f"logprobs cannot be read: {error}") from error
     return Generation(

@@ -83,7 +83,12 @@ def render_question(target: Target) -> tuple[list[dict[str, Any]] | None, list[i
     if target.template is None:
         return None, target.tokenizer.encode(QUESTION)
     messages = question_messages(target)
-    return messages, target.tokenizer.encode(target.template.render(messages))
+    text = target.template.render(messages)
+    if QUESTION not in text:
+        raise TemplateRefusal(
+            f"the chat template leaves the user's text out of the prompt: {text[-200:]!r}"
+        )
+    return messages, target.tokenizer.encode(text)
 
 
 async def ask(target: Target, findings: Findings) -> Answers | None:

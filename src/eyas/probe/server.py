@@ -150,9 +150,14 @@ async def look_at_tokenizer(target: Target, findings: Findings) -> None:
         other_text |= any(not 0 <= i < tokenizer.size for i in ids) or (
             tokenizer.decode(ids) != tokenizer.decode(ours)
         )
-    ours_control = tokenizer.encode(joined)
+    ours_control = [tokenizer.control[text] for text in chosen]
     if theirs_control is not None:
-        theirs_control = _without_added(target, theirs_control, ours_control)
+        # Only control ids: what stands between them may be cut otherwise (llama.cpp puts a space
+        # behind control strings of sentencepiece).
+        known = set(tokenizer.control.values())
+        theirs_control = _without_added(
+            target, [i for i in theirs_control if i in known], ours_control
+        )
     if theirs_control is not None and theirs_control != ours_control:
         at = first_difference(ours_control, theirs_control)
         here = tokenizer.name(ours_control[at]) if at < len(ours_control) else "the end"
