@@ -171,9 +171,16 @@ class RunLocked(StoreError):
 
 
 class DiskFull(StoreError):
-    """A write to the run failed for want of room, quota or a working disk."""
+    """A write to the run failed for want of room, quota or a working disk.
+
+    ``full`` is true where room would help: then it is worth waiting for.
+    """
 
     exit_code = EXIT_PENDING
+
+    def __init__(self, message: str, *, full: bool = False) -> None:
+        super().__init__(message)
+        self.full = full
 
 
 class DamagedRun(StoreError):

@@ -191,7 +191,7 @@ def _open_run(
             most_requests=_most_requests(config, say),
             run=run,
             ledger=Ledger.load(out, Shard.parse(config.shard) if config.shard else None),
-            writer=Writer(out, lock),
+            writer=Writer(out, lock, patience_s=config.give_up_after, say=say),
             lock=lock,
             continued=continued,
         )

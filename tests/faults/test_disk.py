@@ -43,7 +43,7 @@ def arguments(server: FaultServer, prompts: Path, out: Path) -> list[str]:
 def test_a_full_disk_ends_the_run_cleanly(small_disk: Path, target: Target, tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", numbered(1500))
     with FaultServer(target) as server:
-        command = arguments(server, prompts, small_disk / "run")
+        command = [*arguments(server, prompts, small_disk / "run"), "--give-up-after", "1"]
         full = run_eyas(*command)
         assert full.returncode == 4
         assert "the disk is full" in full.stdout
@@ -57,6 +57,25 @@ def test_a_full_disk_ends_the_run_cleanly(small_disk: Path, target: Target, tmp_
         assert len(still_full.stderr.splitlines()[-1]) < 400
         subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
         assert run_eyas(*command).returncode == 0
+    assert len(check_run(target, small_disk / "run")) == 1500
+
+
+def test_a_full_disk_is_waited_for(small_disk: Path, target: Target, tmp_path: Path) -> None:
+    """The capture pauses, says so, and goes on when there is room: no row is lost or doubled."""
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(1500))
+    with FaultServer(target) as server:
+        child = subprocess.Popen(
+            eyas_command(*arguments(server, prompts, small_disk / "run")),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert child.stderr is not None
+        for line in child.stderr:
+            if "waiting for room" in line:
+                break
+        subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
+        _, rest = child.communicate(timeout=120)
+    assert child.returncode == 0
+    assert "there is room again" in rest
     assert len(check_run(target, small_disk / "run")) == 1500
 
 

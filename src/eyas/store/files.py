@@ -25,7 +25,8 @@ def disk_errors(path: Path) -> Iterator[None]:
         said = room.get(error.errno or 0, error.strerror or str(error))
         raise DiskFull(
             f"cannot write {path}: {said}. Everything that was reported as done is safe; "
-            "make room and run the same command again."
+            "make room and run the same command again.",
+            full=error.errno in room,
         ) from error
 
 

@@ -22,6 +22,7 @@ import zlib
 from array import array
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -53,8 +54,14 @@ class Segment:
         data = b"".join(lines)
         with disk_errors(self.path):
             view = memoryview(data)
-            while view:
-                view = view[os.write(self._file, view) :]
+            try:
+                while view:
+                    view = view[os.write(self._file, view) :]
+            except OSError:  # so that the same lines may be written again
+                with suppress(OSError):
+                    os.ftruncate(self._file, self.bytes)
+                    os.lseek(self._file, self.bytes, os.SEEK_SET)
+                raise
         self.bytes += len(data)
 
     def sync(self) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from eyas.errors import EyasError
+from eyas.errors import DiskFull, EyasError
 from eyas.store.journal import Segment, encode_line, segments
 from eyas.store.lock import WriterLock
 from eyas.store.parts import REJECTED, TRACES, part_number, parts, seal
@@ -36,9 +37,19 @@ class Writer:
         run: Path,
         lock: WriterLock,
         *,
+        patience_s: float = 0.0,
+        say: Callable[[str], None] = lambda _: None,
         sync_every_s: float = SYNC_EVERY_S,
         seal_bytes: int = SEAL_BYTES,
     ) -> None:
+        """Start writing.
+
+        Args:
+            run: the run directory.
+            lock: its lock, held.
+            patience_s: how long to wait for room on a full disk before giving up.
+            say: takes one line for the user (on the writer's thread).
+        """
         self.run = run
         self.done = 0
         self.rejected = 0
@@ -46,6 +57,8 @@ class Writer:
         self.on_error: Callable[[], object] | None = None
         """Called on the writer's thread when writing fails."""
         self._lock = lock
+        self._patience_s = patience_s
+        self._say = say
         self._sync_every_s = sync_every_s
         self._seal_bytes = seal_bytes
         self._queue: list[Trace | Rejected] = []
@@ -114,17 +127,37 @@ class Writer:
             while True:
                 rows = self._next_rows()
                 if rows:
-                    self._write(rows)
+                    self._patiently(partial(self._write, rows))
                 if self._sync_is_due():
-                    self._sync()
+                    self._patiently(self._sync)
                 if self._closing and not self._queue:
                     break
-            self._sync()
-            self._seal()
+            self._patiently(self._sync)
+            self._patiently(self._seal)
         except EyasError as error:
             self._fail(error)
         except Exception as error:  # a fault of ours must not look like a finished run
             self._fail(EyasError(f"the writer of {self.run} failed: {error!r}"))
+
+    def _patiently(self, step: Callable[[], None]) -> None:
+        """Do a step again until there is room for it, or until patience (or the run) ends."""
+        began, pause = None, 0.2
+        while True:
+            try:
+                step()
+            except DiskFull as error:
+                now = time.monotonic()
+                began = began or now
+                if not error.full or now - began >= self._patience_s or self._closing:
+                    raise
+                if pause == 0.2:
+                    self._say(f"{str(error).split('. ', 1)[0]}; waiting for room")
+                time.sleep(pause)
+                pause = min(2 * pause, 5.0)
+            else:
+                if began is not None:
+                    self._say("there is room again")
+                return
 
     def _fail(self, error: EyasError) -> None:
         with self._changed:
@@ -183,10 +216,10 @@ class Writer:
             self._seal()
 
     def _seal(self) -> None:
-        segment, self._segment = self._segment, None
-        if segment is not None:
-            segment.close()
-            seal(self.run, segment.number, segment.path)
+        if self._segment is not None:
+            seal(self.run, self._segment.number, self._segment.path)
+            self._segment.close()
+            self._segment = None
 
 
 def seal_leftovers(run: Path) -> int:
