@@ -21,6 +21,7 @@ VERBS = (
     "show",
     "stats",
     "verify",
+    "redo",
     "merge",
     "archive",
     "export",

@@ -21,6 +21,7 @@ from eyas.checks import bad_prompt_id
 from eyas.conversation import BadLine, Conversation, Message
 from eyas.errors import TemplateRefusal
 from eyas.store import REFUSED, TRACES, TRUNCATED, Ledger, Run
+from eyas.store.redo import Partials
 from eyas.tokens import ChatTemplate, Profile, Tokenizer
 from eyas.trace import Rejected, Trace
 
@@ -99,6 +100,7 @@ class Feed:
         samples: int = 1,
         limit: int | None = None,
         common: dict[str, Any] | None = None,
+        partials: Partials | None = None,
     ) -> None:
         """Prepare a pass over the input.
 
@@ -106,6 +108,7 @@ class Feed:
             items: what a reader yields.
             run: the run, to look up earlier answers of unfinished conversations.
             common: columns that all refused rows share (``template_kwargs``, ``sampling``).
+            partials: cut answers of earlier captures, to be continued from their ids.
         """
         self.counts = Counts()
         self._items = iter(items)
@@ -120,6 +123,7 @@ class Feed:
         self._samples = samples
         self._limit = limit
         self._common = common or {}
+        self._partials = partials
         self._taken = 0
         self._reading = threading.Lock()
         self.ended = False
@@ -353,7 +357,19 @@ class Feed:
                 f"{len(job.prompt_ids)} prompt ids fill the context of {self._context_length}",
             )
         job.max_new_tokens = budget
+        self._begin_from_partial(job)
         return []
+
+    def _begin_from_partial(self, job: Job) -> None:
+        """If an earlier capture has a part of this very prompt's answer, go on from its ids."""
+        job.before, job.before_logprobs, job.joints = [], [], []
+        if not self._partials:
+            return
+        row = self._partials.get((job.key.hex(), job.sample, job.turn))
+        if row is not None and row["prompt_ids"] == job.prompt_ids:
+            job.before = row["output_ids"]
+            job.before_logprobs = row["logprobs"] or []
+            job.joints = row["joints"] or []
 
 
 def answer_message(content: str, reasoning: str | None) -> Message:

@@ -32,6 +32,7 @@ from eyas.findings import Finding
 from eyas.fleet import Fleet
 from eyas.progress import Progress, ServerProgress, Summary
 from eyas.session import Session, open_session
+from eyas.store.redo import Redo
 from eyas.trace import Rejected
 
 _COUNT_REST_S = 10.0
@@ -47,6 +48,7 @@ def capture(
     *,
     archive: bool = False,
     probe: bool = True,
+    redo: Redo | None = None,
     on_finding: Callable[[Finding], None] | None = None,
     on_start: Callable[[Session], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -58,6 +60,7 @@ def capture(
         config: what to do; see `CaptureConfig`.
         archive: put the rows of another configuration in the run directory aside.
         probe: ask the server the probe's questions first, and end if a capture would be wrong.
+        redo: rows of the run that are to be done again.
         on_finding: takes each of the probe's findings as it is made.
         on_start: called once when the server and the run are known.
         on_progress: called about twice a second.
@@ -80,6 +83,7 @@ def capture(
             config,
             archive=archive,
             probe=probe,
+            redo=redo,
             say=say or (lambda _: None),
             on_finding=on_finding,
         )
@@ -151,6 +155,7 @@ class _Loop:
             samples=config.n,
             limit=config.limit,
             common=self._common,
+            partials=session.partials,
         )
         self._answering = Answering(session, self._pool, self._feed, self._common)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-feed")
@@ -232,6 +237,8 @@ class _Loop:
             name: getattr(summary, name)
             for name in ("input", "done", "rejected", "pending", "extra", "truncated")
         })  # fmt: skip
+        if known and not summary.pending and not summary.stopped:
+            self._session.end_of_partials()
         if self._on_progress is not None:
             self._on_progress(self._snapshot())
         return summary

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,6 +36,7 @@ from eyas.store import (
     seal_leftovers,
 )
 from eyas.store.files import write_bytes
+from eyas.store.redo import Partials, Redo, put_aside, put_partials_away
 from eyas.target import Target, open_target
 
 _MOST = 16384
@@ -57,6 +59,8 @@ class Session:
     ledger: Ledger
     writer: Writer
     lock: WriterLock
+    partials: Partials
+    """Cut answers of earlier captures that are continued."""
     continued: bool
     """Whether the run held rows of an earlier capture."""
 
@@ -76,6 +80,11 @@ class Session:
         except EyasError:
             return
 
+    def end_of_partials(self) -> None:
+        """Nothing is pending, so nothing is left to be continued."""
+        with suppress(EyasError):
+            put_partials_away(self.run.path)
+
     def learn_weights(self, version: str) -> None:
         """Record the weights that only answers name, before a row of them is stored."""
         self.run.manifest.fingerprint["weight_version"] = version
@@ -93,6 +102,7 @@ async def open_session(
     *,
     archive: bool = False,
     probe: bool = True,
+    redo: Redo | None = None,
     say: Callable[[str], None],
     on_finding: Callable[[Finding], None] | None = None,
 ) -> Session:
@@ -101,6 +111,7 @@ async def open_session(
     Args:
         config: what to capture.
         archive: put the rows of another configuration in the run directory aside.
+        redo: rows that are put aside first, to be done again.
         probe: ask the server the probe's questions first; a failed probe is an error.
         say: takes one line for the user.
         on_finding: takes each of the probe's findings as it is made.
@@ -126,7 +137,7 @@ async def open_session(
         if earlier is not None and not archive:
             earlier.refuse_other(out, _fingerprint(config, target), config.max_new_tokens)
         learnt = await require_probe(target, on_finding) if probe else {}
-        return _open_run(config, archive, say, reader, target, learnt)
+        return _open_run(config, archive, say, reader, target, learnt, redo)
     except BaseException:
         await target.close()
         raise
@@ -139,6 +150,7 @@ def _open_run(
     reader: PromptReader,
     target: Target,
     learnt: dict[str, Any],
+    redo: Redo | None,
 ) -> Session:
     fingerprint = _fingerprint(config, target)
     template = target.template
@@ -183,6 +195,11 @@ def _open_run(
         manifest.save(out)
         write_bytes(out / "config.yaml", config_yaml(_resolved(config, target)))
         seal_leftovers(out)
+        if redo is not None:
+            aside = put_aside(out, redo)
+            rows = ", ".join(f"{count:,} {name}" for name, count in aside.counts.items())
+            say(f"redo      {rows or 'nothing'}; the old parts lie in {aside.archive}"
+                if aside.archive else "redo      there is nothing to do again")  # fmt: skip
         run = Run(out)
         return Session(
             config=config,
@@ -193,6 +210,7 @@ def _open_run(
             ledger=Ledger.load(out, Shard.parse(config.shard) if config.shard else None),
             writer=Writer(out, lock, patience_s=config.give_up_after, say=say),
             lock=lock,
+            partials=Partials(out),
             continued=continued,
         )
     except BaseException:

@@ -35,7 +35,7 @@ def run(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "verb",
-    ["", "demo", "probe", "capture", "status", "show", "stats", "verify", "merge", "archive",
+    ["", "demo", "probe", "capture", "status", "show", "stats", "verify", "redo", "merge", "archive",
      "export"],
 )  # fmt: skip
 def test_help(verb: str) -> None:

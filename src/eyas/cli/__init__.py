@@ -12,7 +12,19 @@ import sys
 
 import typer
 
-from eyas.cli import archive, capture, demo, export, merge, probe, show, stats, status, verify
+from eyas.cli import (
+    archive,
+    capture,
+    demo,
+    export,
+    merge,
+    probe,
+    redo,
+    show,
+    stats,
+    status,
+    verify,
+)
 from eyas.cli.tokens import printable
 from eyas.errors import EXIT_INTERRUPTED, EyasError
 
@@ -50,7 +62,19 @@ def _root(
     del version
 
 
-for module in (demo, probe, capture, status, show, stats, verify, merge, archive, export):
+for module in (
+    demo,
+    probe,
+    capture,
+    status,
+    show,
+    stats,
+    verify,
+    redo,
+    merge,
+    archive,
+    export,
+):
     app.command(name=module.NAME, epilog=module.EPILOG)(module.command)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from eyas.progress import Progress
     from eyas.session import Session
     from eyas.status import StatusFile
+    from eyas.store.redo import Redo
 
 NAME = "capture"
 EPILOG = """\b
@@ -120,12 +121,14 @@ def run_capture(
     probe: bool = True,
     as_json: bool = False,
     metrics: tuple[str, int] | None = None,
+    redo: Redo | None = None,
 ) -> int:
     """Capture with progress on standard error and a summary on standard output.
 
     Args:
         config: what to capture.
         archive: put the rows of another configuration aside.
+        redo: rows of the run that are to be done again.
         probe: ask the probe's questions first.
         as_json: print the summary as JSON.
         metrics: host and port to serve figures at.
@@ -168,6 +171,7 @@ def run_capture(
             config,
             archive=archive,
             probe=probe,
+            redo=redo,
             on_finding=findings.take,
             on_start=start,
             on_progress=show,

@@ -27,9 +27,11 @@ from eyas.store.parts import (
 from eyas.trace import Rejected, Trace, from_record
 
 FOLDERS = (TRACES, REJECTED, "journal")
+PARTIALS = "partials"
+"""Cut answers that wait to be continued."""
 STATUS = "status.json"
 """How the capture that writes the run stands; see `eyas.status`."""
-_OURS = {*FOLDERS, "archive", CONFIG, STATUS}
+_OURS = {*FOLDERS, PARTIALS, "archive", CONFIG, STATUS}
 
 
 class Run:
@@ -163,7 +165,7 @@ def remove_temporaries(path: Path) -> None:
 
     To be called with the run's lock held: nobody else is writing then.
     """
-    for folder in (path, *(path / name for name in FOLDERS)):
+    for folder in (path, *(path / name for name in (*FOLDERS, PARTIALS))):
         for left in folder.glob(".*.tmp"):
             left.unlink(missing_ok=True)
 
@@ -173,15 +175,9 @@ def archive(path: Path) -> Path:
 
     The manifest goes last, so that a crash on the way leaves a run that says what it is.
     """
-    stamp = dt.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
-    target = path / "archive" / stamp
-    extra = 0
-    while target.exists():
-        extra += 1
-        target = path / "archive" / f"{stamp}-{extra}"
+    target = archive_place(path)
     with disk_errors(target):
-        target.mkdir(parents=True)
-        for name in (*FOLDERS, CONFIG, STATUS, NAME):
+        for name in (*FOLDERS, PARTIALS, CONFIG, STATUS, NAME):
             if (path / name).exists():
                 (path / name).rename(target / name)
         sync_directory(target)
@@ -204,3 +200,19 @@ def archive_run(path: Path) -> Path:
         return archive(path)
     finally:
         lock.release()
+
+
+def archive_place(path: Path) -> Path:
+    """A new folder ``archive/DATE`` in a run."""
+    stamp = dt.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
+    target = path / "archive" / stamp
+    extra = 0
+    with disk_errors(target):
+        while True:
+            try:
+                target.mkdir(parents=True)
+            except FileExistsError:
+                extra += 1
+                target = path / "archive" / f"{stamp}-{extra}"
+            else:
+                return target

@@ -1,0 +1,84 @@
+"""``eyas redo``: rows that were cut or refused, done again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from eyas.cli import options
+from eyas.errors import ConfigError
+
+NAME = "redo"
+EPILOG = """\b
+Examples:
+  eyas redo run --which length --max-new-tokens 65536
+  eyas redo run --which rejected
+  eyas redo run --which rejected --reason missing_closer --url HOST:30000
+\b
+Exit codes: those of eyas capture.
+"""
+
+
+def command(
+    run: str = typer.Argument(..., help="The run directory."),
+    which: str = typer.Option(
+        ..., help="length: answers that their budget cut; rejected: refused rows."
+    ),
+    reason: list[str] = typer.Option(
+        None, help="With rejected: only rows refused for this reason; may be repeated."
+    ),
+    max_new_tokens: int = typer.Option(
+        None, help="The greater token budget that length needs, for the whole answer."
+    ),
+    url: options.Url = None,
+    concurrency: int = typer.Option(None, help="Requests in flight at each server."),
+    api_key_env: options.ApiKeyEnv = None,
+    no_probe: bool = typer.Option(False, "--no-probe", help="Skip the probe that comes first."),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+) -> None:
+    """Do rows of a run again, with the run's own configuration and prompts.
+
+    Cut answers are continued from their exact ids up to the greater budget (begun anew where a
+    penalty would begin anew). Turns that were refused after them follow. Rows that were good are
+    not touched; the old parts are kept in the run's archive.
+    """
+    from pathlib import Path
+
+    from eyas.cli.capture import run_capture
+    from eyas.config import make_config
+    from eyas.store import Run
+    from eyas.store.redo import Redo
+
+    if which not in ("length", "rejected"):
+        raise ConfigError(f"--which {which} is not known; there are length and rejected")
+    if reason and which == "length":
+        raise ConfigError("--reason goes with --which rejected")
+    opened = Run(run)
+    budget = opened.manifest.max_new_tokens
+    if which == "length" and (max_new_tokens or 0) <= budget:
+        raise ConfigError(
+            f"--which length needs --max-new-tokens N greater than the run's {budget}; with the "
+            "same budget the answers would be cut again"
+        )
+    given: dict[str, Any] = {
+        "out": str(Path(run)),
+        "max_new_tokens": max_new_tokens or budget,
+        "url": url or None,
+        "concurrency": concurrency,
+        "api_key_env": api_key_env,
+        "on_length": "keep",
+        "continue_to": None,
+    }
+    file = Path(run) / "config.yaml"
+    config = make_config({k: v for k, v in given.items() if v is not None}, file)
+    if "-" in config.prompts:
+        raise ConfigError(
+            f"{run} was captured from standard input, which redo cannot read again; "
+            "give its rows as a file"
+        )
+    config = config.model_copy(update={"continue_to": None})
+    code = run_capture(
+        config, probe=not no_probe, as_json=as_json, redo=Redo(which, tuple(reason or ()))
+    )
+    raise typer.Exit(code)
