@@ -360,3 +360,44 @@ def test_the_space_behind_the_opener_belongs_to_the_prompt(shared: Path, tmp_pat
     seam = desk.verify(id_row(prompt, [198, *output]))
     assert seam.faults == {}
     assert seam.report.drift["seams"] == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_end_of_the_prompt_in_front_of_the_output(
+    count: int, desk: Desk, prompt: list[int], output: list[int]
+) -> None:
+    """As SGLang 0.5.1 to 0.5.4.post2 answers; one id is the opener once more."""
+    outcome = desk.verify(id_row(prompt, prompt[-count:] + output), id_row(prompt, output))
+    more = {"stop_inside": 1} if END in prompt[-count:] else {}
+    assert outcome.faults == {"prompt_repeated": 1} | more
+    assert outcome.verdicts["prompt_repeated"] == "failed"
+
+
+def test_the_opener_again_behind_space(desk: Desk, prompt: list[int], output: list[int]) -> None:
+    outcome = desk.verify(id_row(prompt, [198, OPENER, *output]))
+    assert outcome.faults == {"prompt_repeated": 1}
+
+
+def test_what_an_answer_may_begin_with(
+    desk: Desk, tokenizer: Tokenizer, prompt: list[int], output: list[int]
+) -> None:
+    """Space, words of the question, or an opener that it writes about."""
+    later = [*output[:4], OPENER, *output[4:]]
+    question = tokenizer.encode("What is 2+2?")
+    rows = [id_row(prompt, made) for made in ([198, *output], [*question, *output], later)]
+    assert desk.verify(*rows).faults == {}
+
+
+@pytest.mark.parametrize("bad", [None, "5", True, [7]])
+@pytest.mark.parametrize("place", ["prompt", "answer"])
+def test_labels_that_are_none(
+    bad: Any, place: str, desk: Desk, prompt: list[int], output: list[int]
+) -> None:
+    labels: list[Any] = [-100] * len(prompt) + output
+    for at in range(len(prompt)) if place == "prompt" else [len(labels) - 3]:
+        labels[at] = bad
+    outcome = desk.verify({"input_ids": prompt + output, "labels": labels})
+    assert "mask_values" in outcome.faults
+    if bad is not True:
+        assert set(outcome.faults) == {"mask_values"}
+    assert repr(bad) in outcome.report.faults["mask_values"].examples[0].detail

@@ -51,6 +51,12 @@ FAULTS: dict[str, Fault] = {
     "prompt_supervised": Fault(
         "mask", "failed", "supervise ids of the generation prompt, which the template writes"
     ),
+    "prompt_repeated": Fault(
+        "mask",
+        "failed",
+        "begin their supervised ids with the prompt's last ones once more, or with the opener "
+        "that it wrote (SGLang 0.5.1 to 0.5.4.post2 put the prompt's end before the output)",
+    ),
     "opener_supervised": Fault(
         "mask",
         "failed",

@@ -181,6 +181,14 @@ class IdChecks:
     def _check_begin(self, ids: list[int], span: Span, found: dict[str, str]) -> int:
         """Where the answer begins: right behind the generation prompt, wherever the mask does."""
         (start, end), written = span, self.reference.generation_prompt
+        repeated = self._repeated(ids, span)
+        if repeated:
+            found.setdefault(
+                "prompt_repeated",
+                f"the first {repeated} of the {end - start} supervised ids from id {start} on: "
+                f"{self.reference.around(ids, start)}",
+            )
+            return start + repeated
         length = len(written)
         if not length or ids[max(0, start - length) : start] == written:
             return start
@@ -200,6 +208,29 @@ class IdChecks:
         if not self.reference.control_ids.isdisjoint(written):  # else text may merge with it
             found.setdefault("prompt_end", shown)
         return start
+
+    def _repeated(self, ids: list[int], span: Span) -> int:
+        """How many supervised ids are the prompt's last ones once more, or its opener."""
+        (start, end), reference = span, self.reference
+        profile, written = reference.profile, reference.generation_prompt
+        behind = bool(written) and ids[max(0, start - len(written)) : start] == written
+        if not behind and not reference.closed_before(ids, start):
+            return 0
+        for count in range(min(_TAIL, start, end - start), 0, -1):
+            first = ids[start : start + count]
+            if first == ids[start - count : start] and self._is_markup(first):
+                return count
+        before, first = ids[max(0, start - _TAIL) : start], ids[start : min(end, start + _TAIL)]
+        if profile.open_position(reference.tokenizer, before) is None:
+            return 0
+        return profile.spans(reference.tokenizer, [], first)[0] or 0
+
+    def _is_markup(self, ids: list[int]) -> bool:
+        """Whether these ids are what a template writes, which no answer begins with by chance."""
+        written = self.reference.generation_prompt
+        return not self.reference.control_ids.isdisjoint(ids) or (
+            0 < len(written) <= len(ids) and bool(self.reference.tokenizer.join(ids).strip())
+        )
 
     def _behind_generation_prompt(self, ids: list[int], start: int) -> int | None:
         """Where the turn of a position began, if a generation prompt stands before it."""
@@ -301,7 +332,8 @@ def _sound_mask(row: IdRow, found: dict[str, str]) -> list[int] | None:
     types = set(map(type, mask))
     if types != {int}:
         at = next(n for n, value in enumerate(mask) if type(value) is not int)
-        found["mask_values"] = f"value {at} is {show(mask[at])} ({kind_of(mask[at])})"
+        what = "value" if row.labels is None else "label"
+        found["mask_values"] = f"{what} {at} is {show(mask[at])} ({kind_of(mask[at])})"
         if not types <= {int, bool, float}:
             return None
     if mask.count(0) + mask.count(1) != len(mask):

@@ -151,7 +151,8 @@ def _id_row(
         mask = _ids(row[masked_by], masked_by)
     elif row.get("labels") is not None:
         masked_by, labels = "labels", _ids(row["labels"], "labels")
-        mask = [int(label != IGNORED) for label in labels]
+        # What can be no label stays in the mask as it is, for the check of its values.
+        mask = [int(x != IGNORED) if type(x) in (int, float) else x for x in labels]
     attention = row.get("attention_mask")
     if (
         type(attention) is list
