@@ -98,7 +98,7 @@ class Metrics:
         for name, (kind, text) in METRICS.items():
             if name in by_name:
                 lines += [f"# HELP {name} {text}\n", f"# TYPE {name} {kind}\n", *by_name[name]]
-        return "".join(lines).encode("utf-8", "backslashreplace")
+        return "".join(lines).encode("utf-8", "replace")
 
 
 def _samples(progress: Progress, rates: Rates) -> Iterator[Sample]:
