@@ -75,9 +75,10 @@ def pip(home: Path, *arguments: str) -> None:
 
 
 def reason_of(error: subprocess.CalledProcessError | OSError) -> str:
-    """The last lines that say something."""
-    said = getattr(error, "stderr", None) or str(error)
-    return " | ".join(line.strip() for line in said.strip().splitlines()[-3:])
+    """What pip calls errors, or else the last lines."""
+    lines = [line.strip() for line in (getattr(error, "stderr", None) or str(error)).splitlines()]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return " | ".join((errors or lines)[-3:])
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """Real engines on this machine: one server at a time, on 127.0.0.1 and a free port.
 
-Invariant: a server ends with its ``with`` block, by its own process group and no other; one that
-does not come up says why, with the end of its log.
+Invariant: a server ends with its ``with`` block, by its own process group and no other, and on
+Linux also with a suite that is killed; one that does not come up says why, with the end of its log.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -28,6 +30,7 @@ START_SECONDS = 300.0
 STOP_SECONDS = 20.0
 CONTEXT = 2048
 LOG_LINES = 25
+PR_SET_PDEATHSIG = 1
 
 
 class NotServed(RuntimeError):
@@ -155,13 +158,19 @@ def process(
     with open(descriptor, "wb") as out:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            env={**inherited(), **extra}, start_new_session=True,
+            env={**inherited(), **extra}, start_new_session=True, preexec_fn=end_with_parent,
         )  # fmt: skip
     try:
         yield child, log
     finally:
         stop(child)
         log.unlink(missing_ok=True)
+
+
+def end_with_parent() -> None:
+    """Run in the child: Linux sends it SIGTERM when the suite's process is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def stop(child: subprocess.Popen[bytes]) -> None:
