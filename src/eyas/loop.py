@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import orjson
@@ -239,8 +239,7 @@ class _Loop:
         })  # fmt: skip
         if known and not summary.pending and not summary.stopped:
             self._session.end_of_partials()
-        if self._on_progress is not None:
-            self._on_progress(self._snapshot())
+        self._report_progress()
         return summary
 
     # -- tasks -------------------------------------------------------------------------------
@@ -378,9 +377,14 @@ class _Loop:
     async def _tick(self) -> None:
         while True:
             self._employ()
-            if self._on_progress is not None:
-                self._on_progress(self._snapshot())
+            self._report_progress()
             await asyncio.sleep(0.5)
+
+    def _report_progress(self) -> None:
+        """Tell how it stands. What shows it must not end the capture, whatever it raises."""
+        if self._on_progress is not None:
+            with suppress(Exception):
+                self._on_progress(self._snapshot())
 
     def _cancel(self) -> None:
         current = asyncio.current_task()

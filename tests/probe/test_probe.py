@@ -289,8 +289,11 @@ PAGES: dict[str, tuple[Pages, str, str]] = {
               if "quick" in text else t.tokenizer.encode(text)),
         "tokenizer", "warning",
     ),
-    "an id put in front": (
-        Pages(tokenize=lambda t, text: [508, *t.tokenizer.encode(text)]), "tokenizer", "failed",
+    "an ordinary id put in front": (
+        Pages(tokenize=lambda t, text: [70, *t.tokenizer.encode(text)]), "tokenizer", "failed",
+    ),
+    "bos put in front": (
+        Pages(tokenize=lambda t, text: [505, *t.tokenizer.encode(text)]), "tokenizer", "ok",
     ),
     "eos put behind": (
         Pages(tokenize=lambda t, text: [*t.tokenizer.encode(text), 506]), "tokenizer", "ok",

@@ -165,6 +165,7 @@ class Pool:
             try:
                 generation = await self._attempt(server, request)
             except _Moved:
+                tries.avoid = server
                 continue
             except ServerUnreachable as gone:
                 self.went_down(server, str(gone))

@@ -15,7 +15,7 @@ from eyas.engines.base import Engine, ServerInfo
 
 DEFAULT_SLOTS = 64
 """Where a server does not tell how many requests it runs at once."""
-MOST_SLOTS = 2048
+FIRST_SLOTS, MOST_SLOTS = 256, 2048
 _GROWTH, _SHRINK_ABOVE = 0.25, 0.1
 """A full server without a queue gets a quarter more; a queue above a tenth is let run down."""
 _numbers = count()
@@ -46,7 +46,8 @@ class Server:
         self.engine = engine
         self.info = info
         self.pinned = slots is not None
-        self.slots = slots or min(info.slots or DEFAULT_SLOTS, MOST_SLOTS)
+        self._most = min(info.slots or MOST_SLOTS, MOST_SLOTS)
+        self.slots = slots or min(info.slots or DEFAULT_SLOTS, FIRST_SLOTS)
         self.up = True
         self.refused: str | None = None
         """Why it gets nothing any more: other weights, another model, a key that it refuses."""
@@ -120,4 +121,4 @@ class Server:
         if load.waiting > max(2, _SHRINK_ABOVE * load.running):
             self.slots = max(1, min(self.slots, load.running + max(1, load.running // 20)))
         elif load.waiting == 0 and self.held >= self.slots:
-            self.slots = min(MOST_SLOTS, self.slots + max(4, int(_GROWTH * self.slots)))
+            self.slots = min(self._most, self.slots + max(4, int(_GROWTH * self.slots)))

@@ -115,7 +115,8 @@ class SGLang:
         generation = read_answer(answer)
         said = answer["meta_info"].get("id")
         generation.renamed = said not in (None, "", rid)
-        if generation.renamed and str(said).startswith(self._rid):
+        # SGLang itself calls the items of a batch RID_0, RID_1, …
+        if str(said).startswith(self._rid) and not str(said).startswith(rid):
             generation.refusal = f"the answer is that of another request ({said}, not {rid})"
         return generation
 

@@ -118,7 +118,11 @@ async def look_at_tokenizer(target: Target, findings: Findings) -> None:
     tokenizer = target.tokenizer
     _bounds(target, findings)
     control = list(tokenizer.control)
-    chosen = [text for text in control if "reserved" not in text.lower()][:64]
+    bound = target.profile.vocab_size
+    chosen = [
+        text for text in control
+        if "reserved" not in text.lower() and tokenizer.control[text] < bound
+    ][:64]  # fmt: skip
     try:
         first = await target.engine.tokenize(HARD_STRINGS[0])
         if first is None:
@@ -177,7 +181,11 @@ async def look_at_tokenizer(target: Target, findings: Findings) -> None:
             "ok",
             f"client and server make the same ids of {len(HARD_STRINGS)} hard texts and of "
             f"{len(chosen)} control strings"
-            + (" (the server's page adds BOS or EOS, which eyas never sends)" if added else ""),
+            + (
+                " (the server's page adds control ids at the ends, which eyas never sends)"
+                if added
+                else ""
+            ),
         )
         return
     worst = differing[0]
@@ -206,14 +214,12 @@ async def look_at_tokenizer(target: Target, findings: Findings) -> None:
 
 
 def _without_added(target: Target, theirs: list[int], ours: list[int]) -> list[int]:
-    """Their ids without a BOS or EOS that some servers add though they are asked not to."""
-    ends = {*target.profile.bos_ids, *target.profile.stop_ids}
-    if target.tokenizer.eos_id is not None:
-        ends.add(target.tokenizer.eos_id)
-    if theirs and theirs[0] in ends and theirs[:1] != ours[:1]:
-        theirs = theirs[1:]
-    if theirs and theirs[-1] in ends and theirs[-1:] != ours[-1:]:
-        theirs = theirs[:-1]
+    """Their ids without control ids at the ends that some pages add though asked not to."""
+    control = set(target.tokenizer.control.values())
+    for first, last in ((1, 0), (0, 1), (1, 1)):
+        added = [*theirs[:first], *theirs[len(theirs) - last :]]
+        if theirs[first : len(theirs) - last] == ours and control.issuperset(added):
+            return ours
     return theirs
 
 
