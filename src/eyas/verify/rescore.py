@@ -7,9 +7,11 @@ first of them, and the worst rows are named; where the engine cannot score, it i
 from __future__ import annotations
 
 import asyncio
-import json
+import math
 import random
 from collections.abc import Callable, Iterator
+
+import orjson
 
 from eyas.engines import Engine, Sampling, ServerInfo
 from eyas.errors import EngineError
@@ -20,6 +22,7 @@ from eyas.store.journal import segments
 from eyas.store.parts import TRACES, part_name, parts, read_rows
 from eyas.tokens import Tokenizer
 from eyas.trace import Trace, from_record
+from eyas.verify.run_rows import wrong_logprobs
 
 _AT_ONCE = 4
 _WORST = 5
@@ -43,7 +46,13 @@ async def rescore(
     info = await engine.identify()
     if not _same_target(run, info, findings):
         return
-    rows = sample(run, count, seed)
+    chosen = sample(run, count, seed)
+    rows = [row for row in chosen if _is_readable(row)]
+    unreadable = [str(row.id) for row in chosen if not _is_readable(row)]
+    if unreadable and not rows:
+        findings.add("rescore", "unproven", f"none of {len(chosen)} rows could be scored: their "
+                     "ids or their sampling cannot be read", unreadable=unreadable)  # fmt: skip
+        return
     measured = await _first_noise(engine, rows)
     if measured is None:
         findings.add(
@@ -70,7 +79,7 @@ async def rescore(
         return None if agreement is None else (row, agreement)
 
     scored = [pair for pair in await asyncio.gather(*map(one, rows)) if pair is not None]
-    _report(findings, tokenizer, scored, measured, skipped=len(rows) - len(scored))
+    _report(findings, tokenizer, scored, measured, len(chosen) - len(scored), unreadable)
 
 
 def sample(run: Run, count: int, seed: int) -> list[Trace]:
@@ -108,6 +117,27 @@ def _trace(record: dict[str, object]) -> Trace:
     return row
 
 
+def _is_readable(row: Trace) -> bool:
+    """Whether a row holds ids and a sampling that it can be scored with."""
+    if not row.prompt_ids or not row.output_ids or None in row.prompt_ids + row.output_ids:
+        return False
+    return _sampling(row.sampling) is not None
+
+
+def _sampling(text: str | None) -> Sampling | None:
+    """What a row says that it was sampled with, or None where that cannot be read."""
+    try:
+        given = orjson.loads(text or "")
+        sampling = Sampling(**{**given, "stop_token_ids": tuple(given.get("stop_token_ids", ()))})
+    except (AttributeError, TypeError, ValueError):
+        return None
+    numbers = [x for name, x in sampling.as_dict().items() if name != "stop_token_ids"]
+    if any(type(x) not in (int, float) or not math.isfinite(x) for x in numbers):
+        return None
+    sound = sampling.temperature >= 0 and type(sampling.top_k) is int
+    return sampling if sound and set(map(type, sampling.stop_token_ids)) <= {int} else None
+
+
 def _same_target(run: Run, info: ServerInfo, findings: Findings) -> bool:
     fingerprint = run.manifest.fingerprint
     for name, now in (("target", info.model), ("weight_version", info.weight_version)):
@@ -141,13 +171,14 @@ async def _score(engine: Engine, row: Trace, noise: Noise) -> Agreement | None:
         return None
     if scores is None or len(scores.logprobs) != len(row.output_ids):
         return None
-    given = json.loads(row.sampling)
-    given["stop_token_ids"] = tuple(given.get("stop_token_ids", ()))
-    sampling = Sampling(**given)
+    sampling, generated = _sampling(row.sampling), row.logprobs
+    assert sampling is not None  # it is readable
+    if generated is not None and wrong_logprobs(generated, len(row.output_ids)) is not None:
+        generated = None
     return compare(
         row.output_ids,
         scores,
-        generated=row.logprobs if comparable(engine, sampling) else None,
+        generated=generated if comparable(engine, sampling) else None,
         sampling=sampling,
         noise=noise,
     )
@@ -158,17 +189,20 @@ def _report(
     tokenizer: Tokenizer,
     scored: list[tuple[Trace, Agreement]],
     noise: Noise,
-    *,
     skipped: int,
+    unreadable: list[str],
 ) -> None:
     wrong = [(row, found) for row, found in scored if found.refusal is not None]
     wrong.sort(key=lambda pair: -pair[1].badness)
     ids = sum(found.ids for _, found in scored)
     compared = sum(found.compared for _, found in scored)
     left = f"; {skipped} could not be scored" if skipped else ""
+    if unreadable:
+        left += f" ({len(unreadable)} of them cannot be read: {', '.join(unreadable[:_WORST])})"
     evidence = {
         "rows": len(scored),
         "skipped": skipped,
+        "unreadable": unreadable,
         "noise": noise.largest,
         "wrong": [{"id": row.id, **found.as_dict()} for row, found in wrong],
         "largest": {row.id: found.largest for row, found in scored},

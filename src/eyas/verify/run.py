@@ -7,42 +7,30 @@ counts, echo and text) is gone by now; scoring again (`rescore`) is what is left
 from __future__ import annotations
 
 import datetime as dt
-import json
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from eyas.checks import MARKS, Checker, bad_prompt_id
-from eyas.engines import Generation
-from eyas.errors import DamagedRun, EyasError, TemplateRefusal
+from eyas.checks import Checker
+from eyas.conversation import Message
+from eyas.errors import DamagedRun, EyasError
 from eyas.findings import Findings
 from eyas.store import Run
 from eyas.store.journal import segments
+from eyas.store.manifest import NAME
 from eyas.store.parts import REJECTED, TRACES, parts
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile
 from eyas.trace import Rejected, Trace, arrow_schema, from_record
+from eyas.verify.run_rows import Faults, RowChecks, read_records
+from eyas.verify.turns import Turns
 
 _BATCH = 256
 _EXAMPLES = 5
-_JUDGED_MARKS = frozenset(MARKS) - {"control_text", "leading_assistant"}
-"""Marks that the checks of a generation give; the others come from its conversation."""
-
-
-@dataclass(slots=True)
-class _Faults:
-    """What was found wrong with rows: how often, and where first."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, fault: str, row_id: str, detail: str) -> None:
-        self.counts[fault] += 1
-        examples = self.examples.setdefault(fault, [])
-        if len(examples) < _EXAMPLES:
-            examples.append(f"{row_id}: {detail}")
+_PART = re.compile(r"part-\d+\.parquet")
+_LATER_COLUMNS = ("joints",)
+"""Columns of traces that parts of earlier versions do not have."""
 
 
 def verify_run(
@@ -65,48 +53,63 @@ def verify_run(
     profile = _profile(run, tokenizer, template, findings)
     if not _parts(run, findings):
         return
-    faults = _Faults()
+    faults, stored = Faults(), {TRACES: 0, REJECTED: 0}
+    _check_rows(run, tokenizer, template, profile, faults, stored, on_row)
+    _report_rows(findings, faults, stored)
+    _counts(run, findings, stored)
+
+
+def _check_rows(
+    run: Run,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    profile: Profile,
+    faults: Faults,
+    stored: dict[str, int],
+    on_row: Callable[[int], None],
+) -> None:
+    """Every row by itself, then beside those of its conversation."""
+    keep = _config_of(run).get("on_missing_closer") == "keep"
+    checks = RowChecks(run.manifest, Checker(tokenizer, profile, keep_missing_closer=keep), faults)
+    turns = Turns(run, tokenizer, profile, faults)
     keys: set[tuple[str, int, int]] = set()
-    stored = {TRACES: 0, REJECTED: 0}
-    later: list[tuple[str, int, int, str]] = []
-    checker = Checker(
-        tokenizer,
-        profile,
-        keep_missing_closer=_config_of(run).get("on_missing_closer") == "keep",
-    )
-    seen = 0
     ids: set[int] = set()
+    later: list[tuple[str, int, int, str]] = []
+    seen = 0
     every = _rows(run)
     while rows := tuple(islice(every, _BATCH)):
+        chats: list[tuple[Trace, list[Message]]] = []
         for row in rows:
-            folder = REJECTED if isinstance(row, Rejected) else TRACES
-            stored[folder] += 1
+            good = not isinstance(row, Rejected)
+            stored[TRACES if good else REJECTED] += 1
             key = (row.key, row.sample, row.turn)
             if key in keys or hash(row.id) in ids:
                 faults.add("twice", row.id, "its id or key is there twice")
             keys.add(key)
             ids.add(hash(row.id))
-            if isinstance(row, Rejected):
-                if not row.reason or not row.detail:
-                    faults.add("no_reason", row.id, "a refused row without reason or detail")
+            messages = checks.check(row)
+            if isinstance(row, Rejected) or checks.null_columns(row):
                 continue
             if row.turn > 0:
                 later.append((row.key, row.sample, row.turn - 1, row.id))
-            _check_trace(row, checker, run, faults)
+            try:
+                turns.add(row, messages)
+            except Exception as error:  # a damaged row may hold anything
+                checks.unreadable(row, error)
+            if messages is not None:
+                chats.append((row, messages))
         if template is not None:
-            _check_prompts(rows, tokenizer, template, faults)
+            _check_prompts(chats, tokenizer, template, faults)
         seen += len(rows)
         on_row(seen)
     for *before, row_id in later:
         if tuple(before) not in keys:
             faults.add("turn_missing", row_id, "its conversation's turn before it is not there")
-    _report_rows(findings, faults, stored)
-    _counts(run, findings, stored)
 
 
 def _rows(run: Run) -> Iterator[Trace | Rejected]:
     for folder in (TRACES, REJECTED):
-        for record in run.records(folder):
+        for record in read_records(run, folder):
             yield from_record(record)
 
 
@@ -126,11 +129,7 @@ def _template(run: Run, tokenizer: Tokenizer, findings: Findings) -> ChatTemplat
                      f"{tokenizer.source}")  # fmt: skip
     if fingerprint.get("template") is None or tokenizer.chat_template is None:
         return None
-    template = ChatTemplate.of(
-        tokenizer,
-        kwargs=fingerprint.get("template_kwargs") or {},
-        date=dt.date.fromisoformat(run.manifest.date),
-    )
+    template = ChatTemplate.of(tokenizer, kwargs=_template_kwargs(run), date=_date(run))
     if template.hash != fingerprint["template"]:
         findings.add(
             "template",
@@ -149,18 +148,19 @@ def _profile(
     """The saved profile, compared with what the files say now."""
     try:
         saved = Profile.from_dict(run.manifest.profile)
-    except (KeyError, TypeError) as error:
-        raise DamagedRun(
-            f"{run.path / 'manifest.json'}: the profile cannot be read ({error!r})"
-        ) from error
+        _require_sound(saved)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(run, f"the profile cannot be read ({error!r})") from error
+    stop_ids = run.manifest.fingerprint.get("stop_token_ids") or ()
+    if type(stop_ids) not in (list, tuple) or not _are_ids(stop_ids):
+        raise _damaged(run, f"stop_token_ids of the fingerprint are no ids: {stop_ids!r}")
     if template is None:
         return saved
-    stop_ids = run.manifest.fingerprint.get("stop_token_ids") or ()
     now = build_profile(tokenizer, template, stop_token_ids=stop_ids)
     differing = [
         name
-        for name in ("vocab_size", "declared_stop_ids", "opener", "closer", "role_headers")
-        if getattr(saved, name) != getattr(now, name)
+        for name in _PROFILE
+        if name in run.manifest.profile and getattr(saved, name) != getattr(now, name)
     ]
     if not saved.stop_ids >= now.stop_ids:  # a probe may have learnt more
         differing.append("stop_ids")
@@ -177,6 +177,49 @@ def _profile(
     return saved
 
 
+_PROFILE = (
+    "vocab_size", "declared_stop_ids", "opener", "closer", "reasoning", "role_headers", "bos_ids",
+)  # fmt: skip
+"""What the files tell of a profile; a probe changes none of it."""
+
+
+def _require_sound(profile: Profile) -> None:
+    """Raise ValueError where a profile holds values of another kind than it should."""
+    markers = [marker for marker in (profile.opener, profile.closer) if marker is not None]
+    lists: list[Sequence[Any]] = [
+        [profile.vocab_size], [*profile.declared_stop_ids], [*profile.stop_ids],
+        profile.prompt_tail, profile.bos_ids, *profile.role_headers, *(m.ids for m in markers),
+    ]  # fmt: skip
+    if not all(map(_are_ids, lists)):
+        raise ValueError("what should be ids are none")
+    if not all(profile.role_headers) or not all(m.ids and type(m.text) is str for m in markers):
+        raise ValueError("a marker or header is empty")
+    if profile.reasoning not in ("open", "closed", "none"):
+        raise ValueError(f"reasoning is {profile.reasoning!r}")
+
+
+def _are_ids(values: Sequence[Any]) -> bool:
+    return all(type(value) is int and 0 <= value < 2**31 for value in values)
+
+
+def _template_kwargs(run: Run) -> dict[str, Any]:
+    kwargs = run.manifest.fingerprint.get("template_kwargs") or {}
+    if not isinstance(kwargs, dict):
+        raise _damaged(run, f"template_kwargs of the fingerprint are no object: {kwargs!r}")
+    return kwargs
+
+
+def _date(run: Run) -> dt.date:
+    try:
+        return dt.date.fromisoformat(run.manifest.date)
+    except ValueError as error:
+        raise _damaged(run, f"date is {run.manifest.date!r}, which is no day") from error
+
+
+def _damaged(run: Run, what: str) -> DamagedRun:
+    return DamagedRun(f"{run.path / NAME}: {what[:300]}")
+
+
 def _parts(run: Run, findings: Findings) -> bool:
     """Whether every part can be read, and has the columns that it should."""
     import pyarrow as pa
@@ -186,6 +229,7 @@ def _parts(run: Run, findings: Findings) -> bool:
     found = 0
     for folder, kind in ((TRACES, Trace), (REJECTED, Rejected)):
         wanted = arrow_schema(kind)
+        earlier = pa.schema([f for f in wanted if f.name not in _LATER_COLUMNS])
         for path in parts(run.path, folder):
             found += 1
             try:
@@ -193,7 +237,7 @@ def _parts(run: Run, findings: Findings) -> bool:
             except (OSError, pa.ArrowException) as error:
                 broken.append(f"{path}: {error}")
                 continue
-            if not schema.equals(wanted, check_metadata=False):
+            if not any(schema.equals(s, check_metadata=False) for s in (wanted, earlier)):
                 broken.append(f"{path}: its columns are not those of a {folder} part")
     open_rows = segments(run.path / "journal")
     if broken:
@@ -201,6 +245,7 @@ def _parts(run: Run, findings: Findings) -> bool:
                      f"{'; '.join(broken[:_EXAMPLES])}", broken=broken)  # fmt: skip
         return False
     findings.add("parts", "ok", f"{found} parts can be read and have their columns")
+    _strays(run, findings)
     if open_rows:
         findings.add(
             "journal",
@@ -211,56 +256,39 @@ def _parts(run: Run, findings: Findings) -> bool:
     return True
 
 
-def _check_trace(row: Trace, checker: Checker, run: Run, faults: _Faults) -> None:
-    """Every check of one row, from what is stored of it."""
-    generation = Generation(
-        output_ids=row.output_ids,
-        finish_reason=row.finish_reason,
-        matched=row.stop_id if row.finish_reason == "stop" else None,
-        names_stop=False,
-        prompt_tokens=len(row.prompt_ids),
-        completion_tokens=len(row.output_ids),
-    )
-    verdict = checker.judge(row.prompt_ids, generation, row.max_new_tokens)
-    if verdict.refusal is not None:
-        faults.add(verdict.refusal, row.id, verdict.detail)
+def _strays(run: Run, findings: Findings) -> None:
+    """Name what lies beside the parts: readers of ``traces/*.parquet`` take it for rows."""
+    places = [run.path / folder for folder in (TRACES, REJECTED) if (run.path / folder).is_dir()]
+    strays = [
+        path
+        for folder in places
+        for path in sorted(folder.iterdir())
+        if not _PART.fullmatch(path.name) and not path.name.startswith(".")
+    ]
+    if not strays:
         return
-    if row.id != f"{row.conversation_id}/{row.sample}/{row.turn}":
-        faults.add("id", row.id, "its id is not CONVERSATION/SAMPLE/TURN")
-    at = bad_prompt_id(row.prompt_ids, checker.profile.vocab_size)
-    if at is not None:
-        faults.add("prompt_ids", row.id, f"prompt id {at} is {row.prompt_ids[at]}")
-    marks = _JUDGED_MARKS.intersection(row.marks)
-    if marks != set(verdict.marks):
-        faults.add("marks", row.id, f"marked {sorted(marks)}, the checks say {verdict.marks}")
-    positions = (row.stop_id, row.reasoning_start, row.reasoning_end)
-    found = (verdict.stop_id, verdict.reasoning_start, verdict.reasoning_end)
-    if positions != found:
-        faults.add("positions", row.id, f"stop id, reasoning start and end are {positions}, the "
-                   f"ids say {found}")  # fmt: skip
-    if row.logprobs is not None and len(row.logprobs) != len(row.output_ids):
-        faults.add("logprobs", row.id, f"{len(row.logprobs)} log-probabilities for "
-                   f"{len(row.output_ids)} output ids")  # fmt: skip
-    weights = run.manifest.fingerprint.get("weight_version")
-    if None not in (weights, row.weight_version) and row.weight_version != weights:
-        faults.add("weights", row.id, f"of weights {row.weight_version!r}, the run of {weights!r}")
+    taken = [path for path in strays if path.suffix == ".parquet"]
+    findings.add(
+        "strays",
+        "failed" if taken else "warning",
+        f"{len(strays)} files that are no parts: {', '.join(map(str, strays[:_EXAMPLES]))}"
+        + ("; programs that read *.parquet there take their rows too" if taken else ""),
+        files=[str(path) for path in strays],
+    )
 
 
 def _check_prompts(
-    rows: tuple[Trace | Rejected, ...],
+    chats: list[tuple[Trace, list[Message]]],
     tokenizer: Tokenizer,
     template: ChatTemplate,
-    faults: _Faults,
+    faults: Faults,
 ) -> None:
     """Whether the prompt ids are what the template makes of the messages that are stored."""
     rendered: list[tuple[Trace, str]] = []
-    for row in rows:
-        if isinstance(row, Rejected) or row.messages is None:
-            continue
+    for row, messages in chats:
         try:
-            kwargs = json.loads(row.template_kwargs)
-            rendered.append((row, template.render(json.loads(row.messages), **kwargs)))
-        except (TemplateRefusal, ValueError) as error:
+            rendered.append((row, template.render(messages)))
+        except Exception as error:  # a damaged message may be anything
             faults.add("prompt", row.id, f"its messages do not render: {error}")
     texts = [text for _, text in rendered]
     for (row, _), ids in zip(rendered, tokenizer.encode_batch(texts), strict=True):
@@ -269,7 +297,7 @@ def _check_prompts(
                        "messages")  # fmt: skip
 
 
-def _report_rows(findings: Findings, faults: _Faults, stored: dict[str, int]) -> None:
+def _report_rows(findings: Findings, faults: Faults, stored: dict[str, int]) -> None:
     good, refused = stored[TRACES], stored[REJECTED]
     if not faults.counts:
         findings.add("rows", "ok", f"{good:,} rows pass every check again, {refused:,} refused "
