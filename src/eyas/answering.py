@@ -86,8 +86,9 @@ class Answering:
             )
             if so_far:
                 generation.output_ids = [*so_far, *generation.output_ids]
-                if generation.logprobs is not None and len(logprobs) == len(so_far):
-                    generation.logprobs = [*logprobs, *generation.logprobs]
+                whole = generation.logprobs is not None and len(logprobs) == len(so_far)
+                # Those of one piece alone would not be those of the row.
+                generation.logprobs = [*logprobs, *(generation.logprobs or ())] if whole else None
             if verdict.refusal is None and not verdict.complete:
                 more = self._greater_budget(job, budget)
                 if more > budget:
