@@ -163,7 +163,8 @@ class Engine(Protocol):
         """Log-probabilities of ``ids[start:]``, each given all ids before it, in one prefill.
 
         Args:
-            ids: checked against the vocabulary; one id fewer than the context at most.
+            ids: checked against the vocabulary, with some room left in the context (SGLang
+                0.5.23 refuses prompts beyond the context less 7, vLLM beyond the context less 1).
             start: at least 1, since the first id has no probability.
             top: how many of the most likely ids to give at each position.
 
