@@ -36,6 +36,7 @@ _SETTINGS = {
     "kv_cache_dtype": "a KV cache of this type",
     "speculative_algorithm": "speculative decoding",
     "chat_template": "a chat template of the server's own",
+    "sampling_defaults": "sampling defaults for its chat route; eyas sends every parameter itself",
 }
 
 

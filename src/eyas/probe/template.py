@@ -7,9 +7,11 @@ kept under the template's hash, since families change from revision to revision.
 from __future__ import annotations
 
 import dataclasses
+import re
 
+from eyas.errors import TemplateRefusal
 from eyas.findings import Findings, Verdict
-from eyas.probe.question import Answers
+from eyas.probe.question import QUESTION, Answers
 from eyas.target import Target
 from eyas.tokens.facts import TemplateFacts
 
@@ -27,6 +29,7 @@ def look_at_template(target: Target, findings: Findings, facts: TemplateFacts) -
         hash=facts.hash,
         writes_bos=facts.writes_bos,
     )
+    _control_strings(target, findings)
     if facts.shows_date:
         findings.add(
             "date",
@@ -37,6 +40,41 @@ def look_at_template(target: Target, findings: Findings, facts: TemplateFacts) -
         )
     _switches(target, findings, facts)
     _roles(findings, facts)
+
+
+_LOOKS_LIKE_CONTROL = re.compile(
+    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜\s]{1,40}｜>|\[/?[A-Z_]{3,24}\]|</?[a-z_]{3,20}>"
+)
+
+
+def _control_strings(target: Target, findings: Findings) -> None:
+    """Whether what looks like a control string in a rendered prompt is one id."""
+    template, tokenizer = target.template, target.tokenizer
+    assert template is not None
+    user = {"role": "user", "content": QUESTION}
+    try:
+        text = template.render([user, {"role": "assistant", "content": "4"}, user])
+    except TemplateRefusal:
+        return  # what it refuses is said elsewhere
+    found = sorted(set(_LOOKS_LIKE_CONTROL.findall(text)))
+    several = {s: ids for s in found if len(ids := tokenizer.encode(s)) > 1}
+    if several:
+        shown = ", ".join(f"{s!r} {ids}" for s, ids in several.items())
+        findings.add(
+            "control_strings",
+            "warning",
+            f"the template writes what looks like control strings and is several ids for this "
+            f"tokenizer: {shown}. Some models are made so; else template and tokenizer do not "
+            "belong together",
+            several=several,
+        )
+    else:
+        findings.add(
+            "control_strings",
+            "ok",
+            f"{len(found)} control strings in a rendered prompt are one id each",
+            strings=found,
+        )
 
 
 def _switches(target: Target, findings: Findings, facts: TemplateFacts) -> None:
