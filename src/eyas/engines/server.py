@@ -21,6 +21,25 @@ _GROWTH, _SHRINK_ABOVE = 0.25, 0.1
 _numbers = count()
 
 
+_UNHEARD = 3
+"""So often a server may not tell its load before it is not asked any more."""
+_WINDOW_S, _WINDOW_ANSWERS = 5.0, 2
+"""A rate is measured over this time at least, and over two answers a place."""
+_STEEP = 1.1
+
+
+@dataclass(slots=True)
+class _Climb:
+    """Where the places of a server that tells nothing stand on the slope of its tokens."""
+
+    since: float
+    tokens: int
+    """Its output tokens at that time."""
+    best: float
+    """The best tokens per second so far."""
+    settled: bool = False
+
+
 @dataclass(slots=True)
 class Attempt:
     """One request that a server holds."""
@@ -62,6 +81,9 @@ class Server:
         self.token_s: float | None = None
         """Seconds an output token of one request takes here, smoothed."""
         self.watch: asyncio.Task[None] | None = None
+        self._unheard = 0
+        self._climbing = _Climb(time.monotonic(), 0, 0.0)
+        self._answered_then = 0
 
     @property
     def url(self) -> str:
@@ -112,9 +134,13 @@ class Server:
 
     async def fit_slots(self) -> None:
         """Set the places by the server's own count: full, with a short queue and no more."""
-        load = await self.engine.load()
+        load = await self.engine.load() if self._unheard < _UNHEARD else None
         if load is None:
+            self._unheard += 1
+            if not self.pinned and self.info.slots is None:
+                self._climb()
             return
+        self._unheard = 0
         self.queued = load.waiting
         if self.pinned:
             return
@@ -122,3 +148,24 @@ class Server:
             self.slots = max(1, min(self.slots, load.running + max(1, load.running // 20)))
         elif load.waiting == 0 and self.held >= self.slots:
             self.slots = min(self._most, self.slots + max(4, int(_GROWTH * self.slots)))
+
+    def _climb(self) -> None:
+        """Half as many places again, as long as that makes a tenth more tokens per second."""
+        climb, now = self._climbing, time.monotonic()
+        if climb.settled:
+            return
+        if self.held < self.slots:  # not full: nothing can be told
+            self._climbing = _Climb(now, self.output_tokens, climb.best)
+            self._answered_then = self.answered
+            return
+        enough = self.answered - self._answered_then >= _WINDOW_ANSWERS * self.slots
+        if now - climb.since < _WINDOW_S or not enough:
+            return
+        rate = (self.output_tokens - climb.tokens) / (now - climb.since)
+        grows = rate > _STEEP * climb.best
+        if grows:
+            self.slots = min(self._most, self.slots + self.slots // 2)
+        elif climb.best:
+            self.slots = max(1, self.slots * 2 // 3)  # the last step was of no use
+        self._climbing = _Climb(now, self.output_tokens, max(rate, climb.best), not grows)
+        self._answered_then = self.answered
