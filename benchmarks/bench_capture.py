@@ -26,8 +26,7 @@ from pathlib import Path
 import orjson
 
 from eyas.demo.server import TARGET
-from eyas.engines import Sampling
-from eyas.engines.sglang import _params
+from eyas.engines import Sampling, SGLang
 from eyas.tokens import ChatTemplate, Tokenizer, load_tokenizer
 
 HERE = Path(__file__).parent
@@ -148,7 +147,8 @@ def compare(
     backend = tokenizer.backend
     encode = cpu_of(lambda: backend.encode_batch(texts, add_special_tokens=False)) / 2
     bodies = folder / "bodies.jsonl"
-    params = {**_params(Sampling()), "max_new_tokens": 512, "sampling_seed": 1}
+    asked = SGLang("http://127.0.0.1:1").parameters(Sampling())
+    params = {**asked, "max_new_tokens": 512, "sampling_seed": 1}
     bodies.write_bytes(
         b"".join(
             orjson.dumps(

@@ -13,52 +13,40 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.engines import openai
-from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
-from eyas.engines.http import HttpClient
-from eyas.engines.openai import as_int, as_logprobs, as_text
+from eyas.engines.base import Generation, Load, Request, Sampling, Scores, ServerInfo
+from eyas.engines.openai import HttpEngine, as_int, as_logprobs, as_text
 from eyas.errors import ConfigError, MalformedAnswer
 
 _FINISH = {"eos": "stop", "limit": "length"}
 
 
-class LlamaCpp:
+class LlamaCpp(HttpEngine):
     """A llama.cpp server at one address."""
 
     name = "llama_cpp"
     scaled_logprobs = False
 
-    def __init__(
-        self, url: str, *, sampling: Sampling | None = None, api_key: str | None = None
-    ) -> None:
-        self._http = HttpClient(url, api_key=api_key)
-        self.url = self._http.url
-        self._context: int | None = None
-        self.sampling = sampling or Sampling()
+    _context: int | None = None
+    """The context of a slot, once the server was identified."""
 
-    @property
-    def sampling(self) -> Sampling:
-        return self._sampling
-
-    @sampling.setter
-    def sampling(self, value: Sampling) -> None:
-        if value.stop_token_ids:
+    def parameters(self, sampling: Sampling) -> dict[str, Any]:
+        if sampling.stop_token_ids:
             raise ConfigError(
                 "llama.cpp's server has no stop token ids of the request's own; leave out "
-                f"--stop-token-id {' '.join(map(str, value.stop_token_ids))}"
+                f"--stop-token-id {' '.join(map(str, sampling.stop_token_ids))}"
             )
-        self._sampling = value
-        self._params = {
+        return {
             # temperature first, as transformers, SGLang and vLLM do; llama.cpp's own order
             # puts it last.
             "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
-            "temperature": value.temperature,
-            "top_k": max(value.top_k, 0),
-            "top_p": value.top_p,
-            "min_p": value.min_p,
-            "repeat_penalty": value.repetition_penalty,
-            "repeat_last_n": self._penalised(value),
-            "presence_penalty": value.presence_penalty,
-            "frequency_penalty": value.frequency_penalty,
+            "temperature": sampling.temperature,
+            "top_k": max(sampling.top_k, 0),
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "repeat_penalty": sampling.repetition_penalty,
+            "repeat_last_n": self._penalised(sampling),
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
             "ignore_eos": False,
             "cache_prompt": False,  # a reused cache may change the last bits of the logits
             "return_tokens": True,
@@ -122,23 +110,9 @@ class LlamaCpp:
         prompt = (answer or {}).get("prompt")
         return prompt if isinstance(prompt, str) else None
 
-    async def chat(
-        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], *, max_tokens: int
-    ) -> ChatAnswer | None:
-        return await openai.chat(self._http, messages, kwargs, max_tokens=max_tokens, model=None)
-
     async def load(self) -> Load | None:
         """None: how many slots there are is told beforehand."""
         return None
-
-    async def healthy(self, timeout_s: float) -> bool | None:
-        return await self._http.healthy(timeout_s)
-
-    async def reachable(self) -> bool:
-        return await self._http.reachable()
-
-    async def close(self) -> None:
-        await self._http.close()
 
 
 def read_answer(answer: dict[str, Any]) -> Generation:

@@ -10,9 +10,64 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from eyas.engines.base import ChatAnswer
+from eyas.engines.base import ChatAnswer, Sampling
 from eyas.engines.http import HttpClient
 from eyas.errors import BusyError, MalformedAnswer, RequestRefused, TransportError
+
+
+class HttpEngine:
+    """What engines over HTTP share: the connection, the sampling, and the pages for comparing."""
+
+    def __init__(
+        self, url: str, *, sampling: Sampling | None = None, api_key: str | None = None
+    ) -> None:
+        self._http = HttpClient(url, api_key=api_key)
+        self.url = self._http.url
+        self._model: str | None = None
+        """What the server calls the model; known once it was identified."""
+        self.sampling = sampling or Sampling()
+
+    @property
+    def sampling(self) -> Sampling:
+        """The parameters that are sent with every request."""
+        return self._sampling
+
+    @sampling.setter
+    def sampling(self, value: Sampling) -> None:
+        self._params = self.parameters(value)
+        self._sampling = value
+
+    def parameters(self, sampling: Sampling) -> dict[str, Any]:
+        """Sampling parameters in the engine's own words."""
+        raise NotImplementedError
+
+    async def tokenize(self, text: str) -> list[int] | None:
+        """``/tokenize`` as SGLang and vLLM have it."""
+        return await tokenize(self._http, text, self._model)
+
+    async def render(
+        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any]
+    ) -> list[int] | str | None:
+        """``/tokenize`` with messages."""
+        return await render(self._http, messages, kwargs, self._model)
+
+    async def chat(
+        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], *, max_tokens: int
+    ) -> ChatAnswer | None:
+        """``/v1/chat/completions``."""
+        return await chat(self._http, messages, kwargs, max_tokens=max_tokens, model=self._model)
+
+    async def healthy(self, timeout_s: float) -> bool | None:
+        """``/health``."""
+        return await self._http.healthy(timeout_s)
+
+    async def reachable(self) -> bool:
+        """Whether something accepts connections."""
+        return await self._http.reachable()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
 
 
 async def listed_model(http: HttpClient) -> dict[str, Any]:

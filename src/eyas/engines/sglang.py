@@ -17,10 +17,9 @@ from typing import Any
 import orjson
 
 from eyas.engines import openai
-from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
-from eyas.engines.http import HttpClient
+from eyas.engines.base import Generation, Load, Request, Sampling, Scores, ServerInfo
 from eyas.engines.known_faults import parse_version, refuse_fatal
-from eyas.engines.openai import as_int, as_logprob, as_logprobs, as_text
+from eyas.engines.openai import HttpEngine, as_int, as_logprob, as_logprobs, as_text
 from eyas.errors import MalformedAnswer, UnsuitableServerError
 
 _KEPT = (
@@ -35,7 +34,7 @@ _KEPT = (
 """Fields of /server_info and /model_info that are kept. The rest is dropped: it has keys."""
 
 
-class SGLang:
+class SGLang(HttpEngine):
     """An SGLang server (or its router) at one address."""
 
     name = "sglang"
@@ -45,21 +44,28 @@ class SGLang:
     def __init__(
         self, url: str, *, sampling: Sampling | None = None, api_key: str | None = None
     ) -> None:
-        self._http = HttpClient(url, api_key=api_key)
-        self.url = self._http.url
+        super().__init__(url, sampling=sampling, api_key=api_key)
         self._version: tuple[int, ...] | None = None
-        self._model: str | None = None
         self._rid, self._count = uuid.uuid4().hex[:16], count()
-        self.sampling = sampling or Sampling()
 
-    @property
-    def sampling(self) -> Sampling:
-        return self._sampling
-
-    @sampling.setter
-    def sampling(self, value: Sampling) -> None:
-        self._sampling = value
-        self._params = _params(value)
+    def parameters(self, sampling: Sampling) -> dict[str, Any]:
+        params: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "ignore_eos": False,
+            "n": 1,
+            # These touch `text` alone; with them it is the plain decoding of the ids.
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+        }
+        if sampling.stop_token_ids:
+            params["stop_token_ids"] = list(sampling.stop_token_ids)
+        return params
 
     async def identify(self) -> ServerInfo:
         """Read /model_info, /server_info and /v1/models, with their older names.
@@ -136,21 +142,6 @@ class SGLang:
         )
         return None if answer is None else read_scores(answer, list(ids[start:]))
 
-    async def tokenize(self, text: str) -> list[int] | None:
-        return await openai.tokenize(self._http, text, self._model)
-
-    async def render(
-        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any]
-    ) -> list[int] | None:
-        return await openai.render(self._http, messages, kwargs, self._model)
-
-    async def chat(
-        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], *, max_tokens: int
-    ) -> ChatAnswer | None:
-        return await openai.chat(
-            self._http, messages, kwargs, max_tokens=max_tokens, model=self._model
-        )
-
     async def load(self) -> Load | None:
         """``/v1/loads`` (from 0.5.9 on), else ``/get_load``: one entry a data-parallel rank."""
         entries: Any = (await self._http.get("/v1/loads") or {}).get("loads")
@@ -163,35 +154,6 @@ class SGLang:
             except orjson.JSONDecodeError:
                 return None
         return read_load(entries)
-
-    async def healthy(self, timeout_s: float) -> bool | None:
-        return await self._http.healthy(timeout_s)
-
-    async def reachable(self) -> bool:
-        return await self._http.reachable()
-
-    async def close(self) -> None:
-        await self._http.close()
-
-
-def _params(sampling: Sampling) -> dict[str, Any]:
-    params: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "ignore_eos": False,
-        "n": 1,
-        # These touch `text` alone; with them it is the plain decoding of the ids.
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-    }
-    if sampling.stop_token_ids:
-        params["stop_token_ids"] = list(sampling.stop_token_ids)
-    return params
 
 
 def read_answer(answer: dict[str, Any]) -> Generation:

@@ -15,44 +15,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from eyas.engines import openai
-from eyas.engines.base import ChatAnswer, Generation, Load, Request, Sampling, Scores, ServerInfo
-from eyas.engines.http import HttpClient
-from eyas.engines.openai import as_int, as_logprob, as_logprobs, as_text
+from eyas.engines.base import Generation, Load, Request, Sampling, Scores, ServerInfo
+from eyas.engines.openai import HttpEngine, as_int, as_logprob, as_logprobs, as_text
 from eyas.errors import MalformedAnswer
 
 _ID_PREFIX = "token_id:"
 
 
-class VLLM:
+class VLLM(HttpEngine):
     """A vLLM server at one address."""
 
     name = "vllm"
     scaled_logprobs = False
 
-    def __init__(
-        self, url: str, *, sampling: Sampling | None = None, api_key: str | None = None
-    ) -> None:
-        self._http = HttpClient(url, api_key=api_key)
-        self.url = self._http.url
-        self._model: str | None = None
-        self.sampling = sampling or Sampling()
-
-    @property
-    def sampling(self) -> Sampling:
-        return self._sampling
-
-    @sampling.setter
-    def sampling(self, value: Sampling) -> None:
-        self._sampling = value
-        self._params: dict[str, Any] = {
-            "temperature": value.temperature,
-            "top_p": value.top_p,
-            "top_k": max(value.top_k, 0),
-            "min_p": value.min_p,
-            "repetition_penalty": value.repetition_penalty,
-            "presence_penalty": value.presence_penalty,
-            "frequency_penalty": value.frequency_penalty,
-            "stop_token_ids": list(value.stop_token_ids),
+    def parameters(self, sampling: Sampling) -> dict[str, Any]:
+        return {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": max(sampling.top_k, 0),
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "stop_token_ids": list(sampling.stop_token_ids),
             "ignore_eos": False,
             "n": 1,
             "return_token_ids": True,
@@ -107,34 +92,10 @@ class VLLM:
                 return read_scores(answer, list(ids), start, asked)
         return None
 
-    async def tokenize(self, text: str) -> list[int] | None:
-        return await openai.tokenize(self._http, text, self._model)
-
-    async def render(
-        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any]
-    ) -> list[int] | None:
-        return await openai.render(self._http, messages, kwargs, self._model)
-
-    async def chat(
-        self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], *, max_tokens: int
-    ) -> ChatAnswer | None:
-        return await openai.chat(
-            self._http, messages, kwargs, max_tokens=max_tokens, model=self._model
-        )
-
     async def load(self) -> Load | None:
         """From ``/metrics``: ``vllm:num_requests_running`` and ``_waiting``, over all engines."""
         answer = await self._http.get_status("/metrics")
         return None if answer is None or answer[0] != 200 else read_load(answer[1])
-
-    async def healthy(self, timeout_s: float) -> bool | None:
-        return await self._http.healthy(timeout_s)
-
-    async def reachable(self) -> bool:
-        return await self._http.reachable()
-
-    async def close(self) -> None:
-        await self._http.close()
 
 
 def _choice(answer: dict[str, Any]) -> dict[str, Any]:
