@@ -84,7 +84,7 @@ def capture_command(
     return [
         sys.executable, "-m", "eyas", "capture", str(prompts), "--out", str(out), "--url", url,
         "--tokenizer", tokenizer, "--max-new-tokens", "512", "--temperature", "1.0",
-        "--concurrency", str(in_flight), "--json",
+        "--concurrency", str(in_flight), "--json", "--no-probe",
     ]  # fmt: skip
 
 

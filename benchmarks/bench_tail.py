@@ -3,7 +3,7 @@
     python benchmarks/bench_tail.py [--rows 1500] [--case equal] ...
 
 Servers with 64 slots each, log-normal answer lengths (half of them below 0.6 s here, one in a
-hundred above 5 s). The **schedule** is what a work-conserving client reaches that sends rows in
+hundred at 6 s, where they end). The **schedule** is what a work-conserving client reaches that sends rows in
 input order to the first free slot, knowing nothing of the lengths; the **least** possible is
 bounded by the work there is and by the longest row. Makespans are from the first request to the
 last answer, as the rows tell (``finished_at``), so that starting up is not in them.
@@ -43,7 +43,7 @@ CASES: dict[str, list[float]] = {
 def lengths(rows: int, seed: int = 7) -> list[float]:
     """Seconds of each answer at pace 1."""
     chosen = random.Random(seed)
-    return [min(20.0, 0.6 * chosen.lognormvariate(0.0, 1.0)) for _ in range(rows)]
+    return [min(6.0, 0.6 * chosen.lognormvariate(0.0, 1.0)) for _ in range(rows)]
 
 
 def schedule(seconds: list[float], paces: list[float], slots: int) -> float:
@@ -88,12 +88,14 @@ def run_case(case: str, rows: int, slots: int, folder: Path) -> dict[str, Any]:
         child.stdout.readline()
 
     whole = schedule(seconds, paces, slots)
+    alone = least(seconds, paces[:1], slots)
+    joins_at = 0.25 * alone
     began: list[float] = []
 
     def on_start(_: object) -> None:
         began.append(time.time())
         if case == "joins":
-            threading.Timer(whole, tell, ["1 start"]).start()
+            threading.Timer(joins_at, tell, ["1 start"]).start()
         if case == "dies":
             threading.Timer(0.25 * whole, tell, ["1 stop"]).start()
             threading.Timer(0.75 * whole, tell, ["1 start"]).start()
@@ -112,10 +114,8 @@ def run_case(case: str, rows: int, slots: int, folder: Path) -> dict[str, Any]:
     child.wait()
     assert summary.done == rows, summary
     makespan = max(row.finished_at for row in Run(folder / "run").traces()) - began[0]
-    if case == "joins":  # alone up to `whole`, both after it
-        alone = least(seconds, paces[:1], slots)
-        bound = whole + max(0.0, (alone - whole) / 2)
-        plan = bound
+    if case == "joins":  # one alone at first, then both
+        plan = bound = joins_at + (alone - joins_at) / 2
     elif case == "dies":
         plan = bound = least(seconds, paces, slots) + 0.25 * whole
     else:

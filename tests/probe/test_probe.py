@@ -522,3 +522,25 @@ def test_text_that_an_engine_writes_with_other_spaces(target: Target, tmp_path: 
     prompts = write_prompts(tmp_path / "p.jsonl", numbered(20))
     with FaultServer(target, policy=policy) as server:
         assert capture_from(server, prompts, tmp_path / "run", probe=True).done == 20
+
+
+def test_an_answer_of_one_length_whatever_the_probe_asks_for(target: Target) -> None:
+    """What must be kept is the capture's budget, not the shorter one of the probe."""
+
+    def fixed(body: Answer, honest: Answer) -> Fault | None:
+        if "logprob_start_len" in body:
+            return None
+        many = (target.plain * 3)[:400]
+        ids = [*many, CLOSER, target.plain[0], END]
+        honest["output_ids"], honest["text"] = ids, target.tokenizer.decode(ids[:-1])
+        meta = honest["meta_info"]
+        meta.pop("output_token_logprobs", None)
+        meta |= {"completion_tokens": len(ids), "finish_reason": {"type": "stop", "matched": END}}
+        return Fault(answer=honest)
+
+    def unscored(body: Answer, honest: Answer) -> Fault | None:
+        return fixed(body, honest) or Fault(status=400, body=b"{}")
+
+    with FaultServer(target, policy=unscored) as server:
+        assert not run_probe(server).failed
+        assert run_probe(server, max_new_tokens=300).failed

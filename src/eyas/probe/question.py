@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eyas.checks import Checker, Verdict
@@ -148,9 +148,10 @@ async def _ask(
 ) -> Answer:
     """One answer, asked for again while the checks refuse it."""
     config = target.config
-    budget = min(budget, config.max_new_tokens)
+    whole = config.max_new_tokens
     if target.context_length is not None:
-        budget = max(1, min(budget, target.context_length - len(prompt_ids)))
+        whole = max(1, min(whole, target.context_length - len(prompt_ids)))
+    budget = min(budget, whole)
     stops = target.sampling.stop_token_ids
     sampling = Sampling(**{**sampling.as_dict(), "stop_token_ids": stops})
     pool = Pool(
@@ -172,7 +173,11 @@ async def _ask(
                 generation = await pool.generate(request)
         except TimeoutError:
             raise TransportError(f"no answer came within {_PATIENCE_S:.0f} s") from None
-        verdict = checker.judge(prompt_ids, generation, budget)
+        verdict = checker.judge(prompt_ids, generation, request.max_new_tokens)
+        if verdict.refusal == "budget" and request.max_new_tokens < whole:
+            # The probe's budget is shorter than the capture's, which is what has to be kept.
+            request = replace(request, max_new_tokens=whole)
+            continue
         if verdict.refusal is None or len(refused) + 1 >= _ATTEMPTS:
             return Answer(prompt_ids, generation, verdict, refused)
         refused.append(verdict)
