@@ -41,6 +41,7 @@ lint: $(DEV)    ## ruff and mypy
 
 bench: $(DEV)   ## client cost against the floor, in one run
 	$(BIN)/python benchmarks/bench_capture.py --memory $(ARGS)
+	$(BIN)/python benchmarks/bench_tail.py
 
 docs: $(DEV)    ## write docs/cli.md anew from --help
 	$(BIN)/python scripts/make_cli_docs.py

@@ -17,7 +17,7 @@ from eyas.errors import EyasError, ServerUnreachable
 from eyas.target import Target, listed_urls, read_api_key
 
 _TEND_S = 1.0
-_FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 15.0
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 3.0
 _QUIET_S = 60.0
 """Nothing is called a stall that is shorter."""
 _QUIET_FACTOR = 3.0

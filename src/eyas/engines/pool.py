@@ -38,6 +38,9 @@ _TURNED_AWAY = 12
 _WORKING_S = 10.0
 """A request that is held this long is being worked on."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
+_LONGEST_LOOK_S = 2.0
+"""Between looks at a server that is down: looking costs it next to nothing."""
+_HEALTH_S = 15.0
 _SHARED = 64
 """Ids at the beginning of a prompt by which requests that share them are kept together."""
 
@@ -328,9 +331,9 @@ class Pool:
         pause = _FIRST_PAUSE_S
         while True:
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            pause = min(2 * pause, _LONGEST_LOOK_S)
             if await server.engine.reachable() and (
-                await server.engine.healthy(_LONGEST_PAUSE_S) is not False
+                await server.engine.healthy(_HEALTH_S) is not False
             ):
                 break
             if any(other.usable for other in self.servers):
