@@ -59,22 +59,28 @@ class Fleet:
         """Addresses that did not answer: when to ask again, and the pause after that."""
         self._never: set[str] = set()
         """Addresses that serve something else."""
+        self._joining: dict[str, asyncio.Task[None]] = {}
         self._doubted: dict[Server, int] = {}
         self._asked_at: dict[Server, float] = {}
         self._complained = ""
 
     async def tend(self) -> None:
         """Look after the servers until cancelled."""
-        while True:
-            await self._follow_list()
-            await asyncio.gather(*(self._look_at(s) for s in list(self._pool.servers) if s.usable))
-            if self._finishing():
-                self._empty_slow_servers()
-            await asyncio.sleep(_TEND_S)
+        try:
+            while True:
+                self._follow_list()
+                usable = [server for server in self._pool.servers if server.usable]
+                await asyncio.gather(*map(self._look_at, usable))
+                if self._finishing():
+                    self._empty_slow_servers()
+                await asyncio.sleep(_TEND_S)
+        finally:
+            for task in self._joining.values():
+                task.cancel()
 
     # -- who belongs -------------------------------------------------------------------------
 
-    async def _follow_list(self) -> None:
+    def _follow_list(self) -> None:
         try:
             wanted = {clean_url(url): url for url in listed_urls(self._target.config.url)}
         except EyasError as error:  # a file that is being written: what was listed stays
@@ -84,13 +90,15 @@ class Fleet:
             return
         known = {server.url: server for server in self._pool.servers}
         self._never &= set(wanted)
+        self._joining = {url: task for url, task in self._joining.items() if not task.done()}
         for url, given in wanted.items():
             server = known.get(url)
             if server is not None and server.refused == _UNLISTED:
                 server.refused = None
                 self._say(f"{url} is listed again")
-            if server is None and url not in self._never:
-                await self._join(url, given)
+            if server is None and url not in self._never and url not in self._joining:
+                # On its own: an address that swallows connections must not hold up the others.
+                self._joining[url] = asyncio.create_task(self._join(url, given))
         for url, server in known.items():
             if url not in wanted and server.refused is None:
                 self._retire(server)

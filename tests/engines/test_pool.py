@@ -215,3 +215,25 @@ def test_a_server_that_turns_all_away_ends_the_capture_and_rejects_nothing(
     engine = Scripted(BusyError("queue full", status=429))
     with pytest.raises(CaptureStopped, match="queue full"):
         generate(engine, tries=1, give_up_after_s=0.0)
+
+
+def test_an_interruption_wins_over_a_request_that_moves() -> None:
+    """Taken away from its server and interrupted at once: the worker ends."""
+
+    class Holding(Scripted):
+        async def generate(self, request: Request) -> Generation:
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+    async def run() -> bool:
+        engine = Holding(good())
+        pool = Pool([Server(engine, ServerInfo("scripted", engine.url))])
+        task = asyncio.create_task(pool.generate(REQUEST))
+        while not pool.in_flight:
+            await asyncio.sleep(0)
+        pool.servers[0].take_away()
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+        return task.cancelled()
+
+    assert asyncio.run(run())

@@ -209,10 +209,9 @@ class Pool:
         try:
             generation = await server.engine.generate(request)
         except asyncio.CancelledError:
-            if not attempt.moved:
-                raise
             assert attempt.task is not None
-            attempt.task.uncancel()
+            if not attempt.moved or attempt.task.uncancel() > 0:
+                raise  # the capture ends, whether the request was also taken away or not
             raise _Moved from None
         finally:
             del server.attempts[number]
