@@ -80,6 +80,16 @@ def test_several_that_are_near_count_together() -> None:
     assert found.refusal == "10 ids are off by more than 2.0"
 
 
+def test_one_in_twenty_of_a_long_row() -> None:
+    """Other weights: no id is far off, but many are off by more than any rounding."""
+    count = 400
+    ids, lps = list(range(count)), [-0.5] * count
+    for share, refused in ((0.04, False), (0.08, True)):
+        scored = [lp - 1.5 if at < share * count else lp for at, lp in enumerate(lps)]
+        found = compare(ids, Scores(ids, scored), generated=lps, sampling=NEUTRAL, noise=Noise())
+        assert (found.refusal is not None) is refused
+
+
 def test_other_ids_were_scored() -> None:
     ids, lps = row(10)
     found = compare(ids, Scores([9, *ids[1:]], lps), generated=lps, sampling=NEUTRAL,

@@ -72,6 +72,14 @@ class TargetConfig(BaseModel):
     def _urls(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
+    @field_validator("template_kwargs")
+    @classmethod
+    def _switches(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in ("messages", "add_generation_prompt", "tools", "documents", "tokenize"):
+            if name in value:
+                raise ValueError(f"{name} is no switch of a template; eyas sets it itself")
+        return value
+
     @field_validator("date", mode="before")
     @classmethod
     def _date(cls, value: Any) -> Any:
@@ -171,9 +179,10 @@ def _validated(
         if first["type"] == "extra_forbidden":
             known = ", ".join(sorted(kind.model_fields))
             raise ConfigError(f"unknown name {name!r}{where}; known are {known}") from error
-        raise ConfigError(
-            f"{name}{where}: {first['msg']} (it is {str(first['input'])[:80]!r})"
-        ) from error
+        said = first["msg"].removeprefix("Value error, ")
+        if not name:  # a rule over several fields names them itself
+            raise ConfigError(said) from error
+        raise ConfigError(f"{name}{where}: {said} (it is {str(first['input'])[:80]!r})") from error
 
 
 def read_config_file(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from eyas.engines import clean_url, connect
 from eyas.engines.pool import Pool
 from eyas.engines.server import Server
-from eyas.errors import EyasError, ServerUnreachable
+from eyas.errors import EyasError, ServerUnreachable, UnsuitableServerError
 from eyas.target import Target, listed_urls, read_api_key
 
 _TEND_S = 1.0
@@ -108,7 +108,7 @@ class Fleet:
         now = time.monotonic()
         if now < when:
             return
-        config = self._target.config
+        config, engine = self._target.config, None
         try:
             engine = await connect(
                 given,
@@ -117,20 +117,21 @@ class Fleet:
                 api_key=read_api_key(config.api_key_env),
             )
             info = await engine.identify()
-        except ServerUnreachable as error:
-            if url not in self._again:
-                self._say(f"{error}; it joins when it answers")
-            self._again[url] = (now + pause, min(2 * pause, _LONGEST_RETRY_S))
-            return
-        except EyasError as error:
-            self._never.add(url)
-            self._say(f"{url} does not join: {error}")
-            return
-        other = self._other_target(info.model, info.weight_version)
-        if other is not None:
-            self._never.add(url)
-            self._say(f"{url} does not join: {other}")
-            await engine.close()
+            other = self._other_target(info.model, info.weight_version)
+            if other is not None:
+                raise UnsuitableServerError(other)
+        except BaseException as error:
+            if engine is not None:
+                await engine.close()
+            if isinstance(error, ServerUnreachable):
+                if url not in self._again:
+                    self._say(f"{error}; it joins when it answers")
+                self._again[url] = (now + pause, min(2 * pause, _LONGEST_RETRY_S))
+            elif isinstance(error, EyasError):
+                self._never.add(url)
+                self._say(f"{url} does not join: {error}")
+            else:
+                raise
             return
         self._again.pop(url, None)
         server = Server(engine, info, slots=self._slots)

@@ -163,7 +163,7 @@ class _Loop:
             self._pool,
             session.target,
             slots=config.concurrency,
-            say=self._note,
+            say=say,
             finishing=lambda: self._feed.ended and self._queue.qsize() <= 1,
         )
         self._queue: asyncio.Queue[Job | None] = asyncio.Queue(_QUEUED)

@@ -31,6 +31,8 @@ _FAR = 4.0
 _NEAR = 2.0
 """Several that differ by so much are none either."""
 _NEAR_SHARE = 0.01
+_SOME, _SOME_SHARE = 1.0, 0.05
+"""And one in twenty of a long row that differs by this: other weights, or a lost stretch."""
 _SHIFTED = 0.5
 """Half of the ids beyond this: the whole row was scored in another context. (Far above what
 decode and prefill kernels differ by in eight bits.)"""
@@ -214,7 +216,7 @@ def compare(
     near = max(_NEAR, _NOISE_FACTOR * noise.largest)
     suspects: list[Suspect] = []
     differences: list[float] = []
-    several = 0
+    several = some = 0
     for at, (own, scored) in enumerate(zip(ids, scores.logprobs, strict=True)):
         likely = scores.tops[at] if scores.tops else []
         then = None if generated is None else generated[at]
@@ -224,6 +226,7 @@ def compare(
             # What was unlikely from the start is judged by the second rule alone.
             fell = then - scored if math.exp(min(0.0, max(then, scored))) >= _HARDLY else 0.0
             several += abs(fell) > near
+            some += abs(fell) > max(_SOME, near / 2)
         alone = then is None or sampling.temperature == 0
         if abs(fell) > far or (alone and _unreachable(scored, likely, sampling, far, noise)):
             suspects.append(Suspect(at, own, then, scored, likely[0] if likely else None))
@@ -240,6 +243,8 @@ def compare(
         refusal = f"{count} id{'s' if count > 1 else ''} that the model would hardly have chosen"
     elif several > max(1, _NEAR_SHARE * len(ids)):
         refusal = f"{several} ids are off by more than {near:.1f}"
+    elif len(ids) >= _ROW and some > _SOME_SHARE * len(ids):
+        refusal = f"{some} of {len(ids)} ids are off by more than {max(_SOME, near / 2):.1f}"
     return Agreement(
         ids=len(ids),
         compared=len(differences),

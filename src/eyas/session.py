@@ -172,6 +172,8 @@ def _open_run(
                 prepare_directory(out)
                 manifest = None
         continued = manifest is not None
+        if redo is not None and manifest is not None:
+            config = _put_aside(config, manifest, out, redo, say)
         if manifest is None:
             manifest = Manifest(
                 eyas=_version("eyas"),
@@ -195,11 +197,6 @@ def _open_run(
         manifest.save(out)
         write_bytes(out / "config.yaml", config_yaml(_resolved(config, target)))
         seal_leftovers(out)
-        if redo is not None:
-            aside = put_aside(out, redo)
-            rows = ", ".join(f"{count:,} {name}" for name, count in aside.counts.items())
-            say(f"redo      {rows or 'nothing'}; the old parts lie in {aside.archive}"
-                if aside.archive else "redo      there is nothing to do again")  # fmt: skip
         run = Run(out)
         return Session(
             config=config,
@@ -216,6 +213,23 @@ def _open_run(
     except BaseException:
         lock.release()
         raise
+
+
+def _put_aside(
+    config: CaptureConfig, manifest: Manifest, out: Path, redo: Redo, say: Callable[[str], None]
+) -> CaptureConfig:
+    """Put the rows that are to be redone aside; without any the run's budget stays as it was."""
+    seal_leftovers(out)
+    aside = put_aside(out, redo)
+    if aside.archive is not None:
+        rows = ", ".join(f"{count:,} {name}" for name, count in aside.counts.items())
+        say(f"redo      {rows}; the old parts lie in {aside.archive}")
+    elif waiting := len(Partials(out)):
+        say(f"redo      goes on: {waiting:,} cut answers were put aside earlier")
+    else:
+        say("redo      there is nothing to do again")
+        return config.model_copy(update={"max_new_tokens": manifest.max_new_tokens})
+    return config
 
 
 def _most_requests(config: CaptureConfig, say: Callable[[str], None]) -> int:

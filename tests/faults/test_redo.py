@@ -17,7 +17,7 @@ from eyas.findings import Findings
 from eyas.store.redo import Redo
 from eyas.tokens import load_tokenizer
 from eyas.verify.run import verify_run
-from fault_server import FaultServer, Target, lying
+from fault_server import Fault, FaultServer, Target, lying
 from faults.test_continue import continuing
 
 ROWS = [*numbered(40), *paired(20), {"id": "bad", "prompt": 5}]
@@ -160,14 +160,40 @@ def test_the_command(target: Target, tmp_path: Path) -> None:
         capture_from(server, prompts, tmp_path / "run", max_new_tokens=15)
         for arguments, said in (
             (["--which", "length"], "--max-new-tokens"),
-            (["--which", "length", "--max-new-tokens", "15"], "greater than the run's 15"),
+            (["--which", "rejected", "--reason", "whim"], "'whim'"),
             (["--which", "all"], "length and rejected"),
             (["--which", "length", "--reason", "x"], "--which rejected"),
         ):
             refused = run_eyas("redo", out, *arguments)
             assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
             assert said in refused.stderr
+        before = (tmp_path / "run" / "config.yaml").read_bytes()
+        nothing = run_eyas("redo", out, "--which", "rejected", "--max-new-tokens", "99")
+        assert nothing.returncode == 0
+        assert "nothing to do again" in nothing.stderr
+        assert Run(out).manifest.max_new_tokens == 15
+        assert b"max_new_tokens: 15" in before
         done = run_eyas("redo", out, "--which", "length", "--max-new-tokens", "300", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["truncated"] == 0
     assert "redo" in done.stderr
+
+
+def test_an_interrupted_redo_goes_on_with_the_same_command(target: Target, tmp_path: Path) -> None:
+    write_prompts(tmp_path / "p.jsonl", ROWS)
+    out = tmp_path / "run"
+    with FaultServer(target, policy=continuing(target)) as server:
+        capture_from(server, tmp_path / "p.jsonl", out, max_new_tokens=15)
+    with FaultServer(target, policy=lambda _, __: Fault(status=401)) as refusing:
+        config = config_for(refusing, tmp_path / "p.jsonl", out, max_new_tokens=300)
+        cut_off = capture(config, probe=False, redo=Redo("length", max_new_tokens=300))
+        assert cut_off.pending > 10
+    with FaultServer(target, policy=continuing(target)) as server:
+        again = run_eyas("redo", str(out), "--which", "length", "--max-new-tokens", "300",
+                         "--url", server.url, "--no-probe")  # fmt: skip
+        assert again.returncode == 3, again.stdout + again.stderr
+        assert "put aside earlier" in again.stderr
+    rows = list(Run(out).traces())
+    assert len(rows) == 80
+    assert all(row.complete for row in rows)
+    assert any(row.joints for row in rows)

@@ -544,3 +544,20 @@ def test_an_answer_of_one_length_whatever_the_probe_asks_for(target: Target) -> 
     with FaultServer(target, policy=unscored) as server:
         assert not run_probe(server).failed
         assert run_probe(server, max_new_tokens=300).failed
+
+
+def test_a_tokenizer_without_a_template_is_said(target: Target, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(TARGET, tmp_path / "bare")
+    (tmp_path / "bare" / "chat_template.jinja").unlink()
+    with FaultServer(target, info=INFO) as server:
+        done = run_probe(server, tokenizer=str(tmp_path / "bare"))
+    assert verdict(done, "template") == "warning"
+    assert "--chat-template" in finding(done, "template").text
+
+
+def test_several_servers_are_not_all_probed(target: Target) -> None:
+    with FaultServer(target, info=INFO) as server:
+        done = run_probe(server, url=[server.url, "http://127.0.0.1:9"])
+    assert "only" in finding(done, "servers").text

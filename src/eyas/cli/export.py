@@ -32,6 +32,7 @@ def command(
     from dataclasses import asdict
 
     from eyas.export import export_run
+    from eyas.store import Run
 
     report = export_run(run, to=to, out=out, only=only, max_length=max_length, overwrite=overwrite)
     if as_json:
@@ -46,6 +47,12 @@ def command(
     for why, count in left.items():
         if count:
             print(f"left out  {count:,} {why}")
+    counts = Run(run).manifest.counts
+    if not counts or counts.get("pending"):
+        pending = f"{counts['pending']:,} rows are" if counts else "rows may be"
+        print(
+            f"note      {pending} still pending in {run}; the capture goes on with its own command"
+        )
     if report.rejected:
         print(f"left out  {report.rejected:,} rejected rows and input lines")
     if report.truncated:

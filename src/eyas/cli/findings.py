@@ -19,9 +19,9 @@ _WIDTH = 100
 def print_finding(finding: Finding, stream: TextIO | None = None) -> None:
     """``ok        tokenizer  client and server make the same ids …``, wrapped."""
     stream = stream or sys.stdout
-    head = f"{finding.verdict:<9} {finding.name:<16}"
+    head = f"{finding.verdict:<9} {finding.name:<15} "
     if use_color(stream):
-        shown = f"\x1b[{_COLORS[finding.verdict]}m{finding.verdict:<9}\x1b[0m {finding.name:<16}"
+        shown = f"\x1b[{_COLORS[finding.verdict]}m{finding.verdict:<9}\x1b[0m {finding.name:<15} "
     else:
         shown = head
     text = printable(finding.text).replace("\n", "\\n")

@@ -24,7 +24,7 @@ Examples:
 Verdicts: ok was proven; note is worth knowing; warning may be wrong for some rows; unproven
 could not be looked at here; failed means that a capture would be wrong.
 \b
-Exit codes: 0 nothing failed, 2 something failed, or usage.
+Exit codes: 0 nothing failed, 2 something failed, or usage, 4 nothing answers at the address.
 """
 
 
@@ -92,7 +92,8 @@ def _print_end(done: Probe) -> None:
         print(
             f"\ncounts    prompt {len(greedy.prompt_ids)} sent, {generation.prompt_tokens} by the "
             f"server; output {len(generation.output_ids)} came, {generation.completion_tokens} by "
-            f"the server; finish {generation.finish_reason}, stopped at {generation.matched}"
+            f"the server; finish {generation.finish_reason}"
+            + (f", stopped at {generation.matched}" if generation.matched is not None else "")
         )
     counts = count_verdicts(done.findings.items)
     verdict = "a capture would be wrong" if done.failed else "a capture can begin"

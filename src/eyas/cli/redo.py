@@ -46,39 +46,45 @@ def command(
     from pathlib import Path
 
     from eyas.cli.capture import run_capture
-    from eyas.config import make_config
+    from eyas.config import make_config, read_config_file
     from eyas.store import Run
     from eyas.store.redo import Redo
+    from eyas.verify.run_rows import KNOWN_REASONS
 
     if which not in ("length", "rejected"):
         raise ConfigError(f"--which {which} is not known; there are length and rejected")
     if reason and which == "length":
         raise ConfigError("--reason goes with --which rejected")
-    opened = Run(run)
-    budget = opened.manifest.max_new_tokens
-    if which == "length" and (max_new_tokens or 0) <= budget:
+    for name in reason or ():
+        if name not in KNOWN_REASONS:
+            raise ConfigError(
+                f"no row is ever refused for {name!r}; docs/format.md has the reasons"
+            )
+    manifest = Run(run).manifest
+    if which == "length" and max_new_tokens is None:
         raise ConfigError(
-            f"--which length needs --max-new-tokens N greater than the run's {budget}; with the "
-            "same budget the answers would be cut again"
+            "--which length needs --max-new-tokens N, the budget of the whole answer, greater "
+            f"than the one that cut it (the run's is {manifest.max_new_tokens})"
         )
-    given: dict[str, Any] = {
-        "out": str(Path(run)),
-        "max_new_tokens": max_new_tokens or budget,
-        "url": url or None,
-        "concurrency": concurrency,
-        "api_key_env": api_key_env,
-        "on_length": "keep",
-        "continue_to": None,
-    }
     file = Path(run) / "config.yaml"
-    config = make_config({k: v for k, v in given.items() if v is not None}, file)
+    if not file.is_file():
+        raise ConfigError(f"{run} has no config.yaml that says how to capture its rows")
+    budget = max_new_tokens or manifest.max_new_tokens
+    given: dict[str, Any] = {"out": str(Path(run)), "max_new_tokens": budget}
+    more = {"url": url or None, "concurrency": concurrency, "api_key_env": api_key_env}
+    given |= {name: value for name, value in more.items() if value is not None}
+    if (read_config_file(file).get("continue_to") or budget + 1) <= budget:
+        given["on_length"] = "keep"  # it was continued as far as it was to be
+    config = make_config(given, file)
     if "-" in config.prompts:
         raise ConfigError(
             f"{run} was captured from standard input, which redo cannot read again; "
             "give its rows as a file"
         )
-    config = config.model_copy(update={"continue_to": None})
     code = run_capture(
-        config, probe=not no_probe, as_json=as_json, redo=Redo(which, tuple(reason or ()))
+        config,
+        probe=not no_probe,
+        as_json=as_json,
+        redo=Redo(which, tuple(reason or ()), max_new_tokens),
     )
     raise typer.Exit(code)

@@ -43,11 +43,11 @@ def _print(figures: dict[str, Any]) -> None:
     ):
         said = ", ".join(f"{key} {count:,}" for key, count in counts.items()) or "none"
         print(f"{name:<10} {printable(said)}")
-    print(f"{'tokens':<10} {'total':>14} {'mean':>9} {'p50':>7} {'p90':>7} {'p99':>7} {'max':>7}")
+    print(f"{'tokens':<11} {'total':>14} {'mean':>9} {'p50':>7} {'p90':>7} {'p99':>7} {'max':>7}")
     for name in ("prompt", "output", "reasoning", "answer"):
         row = figures["tokens"][name]
         if row["rows"]:
             print(
-                f"  {name:<8} {row['total']:>14,} {row['mean']:>9.1f} {row['p50']:>7,} "
+                f"  {name:<9} {row['total']:>14,} {row['mean']:>9.1f} {row['p50']:>7,} "
                 f"{row['p90']:>7,} {row['p99']:>7,} {row['max']:>7,}"
             )

@@ -68,13 +68,19 @@ def print_summary(summary: Summary) -> None:
     )
     for reason, count in summary.reasons.items():
         print(f"rejected  {count:,} {reason}")
-    print(f"files     {summary.run}/traces/*.parquet")
+    if summary.done:
+        print(f"files     {summary.run}/traces/*.parquet")
     if summary.rejected:
         print(f"          {summary.run}/rejected/*.parquet, each row with its reason")
     if summary.stopped:
         print(f"stopped   {printable(summary.stopped)}")
     if summary.interrupted or summary.pending or summary.stopped or not summary.input_known:
         print("next      run the same command again to go on")
-    else:
+    elif summary.done:
         print(f"next      eyas show {summary.run}   eyas stats {summary.run}   "
               f"eyas export {summary.run} --to jsonl --out train.jsonl")  # fmt: skip
+    if summary.truncated and not summary.pending:
+        print(f"          eyas redo {summary.run} --which length --max-new-tokens N   goes on with "
+              "the truncated rows")  # fmt: skip
+    if summary.rejected and not summary.pending:
+        print(f"          eyas redo {summary.run} --which rejected   does the rejected rows again")

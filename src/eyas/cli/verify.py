@@ -19,7 +19,7 @@ Examples:
   eyas verify run --rescore 50
   eyas verify train.jsonl --tokenizer /models/Kimi-K2.5
 \b
-Exit codes: 0 nothing failed, 2 usage, 3 something failed.
+Exit codes: 0 nothing failed, 2 usage, 3 something failed, 4 the server for --rescore is not there.
 """
 
 
@@ -55,6 +55,7 @@ def command(
     were cut; and the command that makes the damaged data anew.
     """
     from eyas.cli.findings import count_verdicts, print_finding
+    from eyas.cli.tokens import printable
     from eyas.findings import Findings
 
     findings = Findings(None if as_json else print_finding)
@@ -62,6 +63,8 @@ def command(
     if len(what) == 1 and Path(what[0]).is_dir() and _looks_like_run(Path(what[0])):
         _verify_run(what[0], findings, tokenizer, chat_template, rescore, url, seed, api_key_env)
     else:
+        if any(Path(path).is_dir() and _looks_like_run(Path(path)) for path in what):
+            raise ConfigError("runs are verified one at a time; give one run, or files")
         for name, value in (("--rescore", rescore), ("--url", url)):
             if value is not None:
                 raise ConfigError(f"{name} needs a run directory, and {what[0]} is none")
@@ -77,6 +80,8 @@ def command(
     else:
         verdict = "something is wrong" if findings.failed else "nothing is wrong"
         print(f"\n{verdict} ({count_verdicts(findings.items)})")
+        if command := more.get("report", {}).get("regenerate_command"):
+            print(f"to make the data anew:\n  {printable(command)}")
     raise typer.Exit(EXIT_REJECTED if findings.failed else EXIT_OK)
 
 

@@ -130,6 +130,21 @@ async def probe_target(target: Target, findings: Findings) -> Probe:
         )
         look_at_template(target, findings, facts)
         await look_at_served_template(target, findings)
+    else:
+        findings.add(
+            "template",
+            "warning",
+            f"tokenizer {target.tokenizer.source} has no chat template, so rows of messages would "
+            "all be rejected and only ready-made prompt_ids captured; give one with "
+            "--chat-template FILE",
+        )
+    if len(target.config.url) > 1 or target.config.url[0].startswith("@"):
+        findings.add(
+            "servers",
+            "note",
+            f"only {target.info.url} is probed; the others join a capture if they serve the same "
+            "model and weights",
+        )
     answers = None
     if not findings.failed:  # a target that is another one need not be asked
         answers = await ask(target, findings)

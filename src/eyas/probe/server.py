@@ -6,6 +6,7 @@ Invariant: agreement is shown by ids that both sides made of the same text, neve
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from typing import Any
 
 from eyas.engines.known_faults import known_faults, parse_version
@@ -143,6 +144,7 @@ async def look_at_tokenizer(target: Target, findings: Findings) -> None:
     differing: list[dict[str, Any]] = []
     other_text = False
     added = False
+    unanswered = sum(ids is None for ids in theirs)
     for text, ids in zip(HARD_STRINGS, theirs, strict=True):
         ours = tokenizer.encode(text)
         if ids is None or ids == ours:
@@ -180,7 +182,8 @@ async def look_at_tokenizer(target: Target, findings: Findings) -> None:
         findings.add(
             "tokenizer",
             "ok",
-            f"client and server make the same ids of {len(HARD_STRINGS)} hard texts and of "
+            f"client and server make the same ids of {len(HARD_STRINGS) - unanswered} hard texts "
+            f"{f'({unanswered} more were not answered) ' if unanswered else ''}and of "
             f"{len(chosen)} control strings"
             + (
                 " (the server's page adds control ids at the ends, which eyas never sends)"
@@ -287,8 +290,14 @@ async def look_at_served_template(target: Target, findings: Findings) -> None:
         return
     ours = target.tokenizer.encode(text)
     same_text = isinstance(theirs, str)
-    if isinstance(theirs, str):
-        theirs = target.tokenizer.encode(theirs)
+    other_tokenizer = False
+    if isinstance(theirs, str):  # llama.cpp renders text; its own ids of it are asked for as well
+        rendered = theirs
+        theirs = target.tokenizer.encode(rendered)
+        with suppress(EngineError):
+            own = await target.engine.tokenize(rendered)
+            other_tokenizer = own is not None and theirs == ours and own != theirs
+            theirs = own or theirs
     bos = target.profile.bos_ids
     if same_text and bos and ours[:1] == list(bos) and theirs[:1] != list(bos):
         theirs = [*bos, *theirs]  # llama.cpp's text leaves BOS to its tokenizer
@@ -300,6 +309,17 @@ async def look_at_served_template(target: Target, findings: Findings) -> None:
         )
         return
     at = first_difference(ours, theirs)
+    if other_tokenizer:
+        findings.add(
+            "tokenizer",
+            "failed",
+            f"of the same rendered text the server makes other ids: at prompt id {at} the client "
+            f"has {ours[at : at + 3]}, the server {theirs[at : at + 3]}. Give --tokenizer the "
+            "files that the server was started with.",
+            client=ours,
+            server=theirs,
+        )
+        return
     explicit = target.config.chat_template is not None
     dated = target.template.shows_date
     verdict: Verdict = "warning" if explicit or same_text or dated else "failed"

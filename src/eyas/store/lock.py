@@ -33,6 +33,7 @@ class WriterLock:
         self.path = run / "writer.lock"
         self.lost = threading.Event()
         self._token = uuid.uuid4().hex
+        self._since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
         self._beats = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,7 +112,7 @@ class WriterLock:
                 "started": _process_start(os.getpid()),
                 "host": socket.gethostname(),
                 "boot": _boot_id(),
-                "since": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+                "since": self._since,
                 "token": self._token,
                 "beats": self._beats,
             }

@@ -92,7 +92,7 @@ class Manifest(BaseModel):
         if max_new_tokens < self.max_new_tokens:
             differing.append(
                 f"max_new_tokens: {self.max_new_tokens} in the run, {max_new_tokens} now "
-                "(it may only rise)"
+                f"(it may only rise: --max-new-tokens {self.max_new_tokens} goes on)"
             )
         if differing:
             raise FingerprintError(

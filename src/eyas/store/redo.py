@@ -40,6 +40,8 @@ class Redo:
     """``length``: rows that their budget cut; ``rejected``: refused rows."""
     reasons: Collection[str] = ()
     """Only rows refused for these reasons; all where empty."""
+    max_new_tokens: int | None = None
+    """Only rows that were cut at a smaller budget than this."""
 
 
 @dataclass(slots=True)
@@ -95,7 +97,7 @@ def put_aside(run: Path, redo: Redo) -> PutAside:
     from_traces: dict[Path, set[int]] = {}
     if redo.which == "length":
         for path in parts(run, TRACES):
-            for at, unit in _cut_rows(path):
+            for at, unit in _cut_rows(path, redo.max_new_tokens):
                 from_traces.setdefault(path, set()).add(at)
                 done.counts["length"] += 1
                 _first_turn(threads, unit)
@@ -142,14 +144,15 @@ def _first_turn(threads: dict[tuple[str, int], int], unit: Unit) -> None:
     threads[key, sample] = min(turn, threads.get((key, sample), turn))
 
 
-def _cut_rows(path: Path) -> Iterator[tuple[int, Unit]]:
-    """(row, unit) of the rows of a part that their budget cut."""
-    names = ["key", "sample", "turn", "finish_reason", "marks"]
+def _cut_rows(path: Path, below: int | None) -> Iterator[tuple[int, Unit]]:
+    """(row, unit) of the rows of a part that a budget (below a number) cut."""
+    names = ["key", "sample", "turn", "finish_reason", "marks", "max_new_tokens"]
     at = 0
     for batch in read_batches(path, names):
         columns = [batch.column(name).to_pylist() for name in names]
-        for key, sample, turn, finish, marks in zip(*columns, strict=True):
-            if finish == "length" and "eos_at_cap" not in (marks or ()):
+        for key, sample, turn, finish, marks, budget in zip(*columns, strict=True):
+            cut = finish == "length" and "eos_at_cap" not in (marks or ())
+            if cut and (below is None or budget < below):
                 yield at, (key, sample, turn)
             at += 1
 

@@ -335,7 +335,7 @@ def _counts(run: Run, findings: Findings, stored: dict[str, int]) -> None:
         )
         return
     left = counts.get("pending", 0)
-    findings.add("counts", "ok" if not left else "note", f"the counts add up: {counts}",
+    findings.add("counts", "ok" if not left else "note", "the counts add up: " + ", ".join(f"{n} {count:,}" for n, count in counts.items()),
                  counts=counts)  # fmt: skip
 
 
