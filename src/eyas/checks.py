@@ -126,7 +126,7 @@ class Checker:
             seen = "does not count them" if g.prompt_tokens is None else f"says {g.prompt_tokens}"
             return "prompt_tokens", f"{len(prompt_ids)} prompt ids were sent; the engine {seen}"
         if g.prompt_echo is not None and g.prompt_echo != prompt_ids:
-            at = _first_difference(prompt_ids, g.prompt_echo)
+            at = first_difference(prompt_ids, g.prompt_echo)
             return "prompt_echo", f"the engine's echo of the prompt ids differs at position {at}"
         if not g.output_ids:
             return "no_output_ids", (
@@ -192,11 +192,11 @@ class Checker:
         if self.want_logprobs and (g.logprob_ids is None or g.logprobs is None):
             return "no_logprobs", "log-probabilities were asked for, and the engine gave none"
         if g.logprob_ids is not None and g.logprob_ids != g.output_ids:
-            at = _first_difference(g.output_ids, g.logprob_ids)
+            at = first_difference(g.output_ids, g.logprob_ids)
             return "logprob_ids", f"log-probabilities and output ids differ at output id {at}"
         if g.text and not self._same_text(g.output_ids, g.text):
             ours = self.tokenizer.decode(g.output_ids)
-            at = _first_difference(ours, g.text)
+            at = first_difference(ours, g.text)
             return "text", (
                 f"the engine's text differs from the decoded ids at character {at}: "
                 f"{g.text[max(0, at - 20) : at + 20]!r} against {ours[max(0, at - 20) : at + 20]!r}"
@@ -354,7 +354,8 @@ def _without_replacements(text: str) -> str:
     return text.replace("\ufffd", "")
 
 
-def _first_difference(a: Sequence[object], b: Sequence[object]) -> int:
+def first_difference(a: Sequence[object], b: Sequence[object]) -> int:
+    """The first position at which two sequences differ (the shorter's length if none)."""
     for at, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return at

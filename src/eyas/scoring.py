@@ -165,10 +165,12 @@ def comparable(engine: Engine, sampling: Sampling) -> bool:
     return sampling.temperature in (0.0, 1.0) and not sampling.penalised
 
 
-async def depends_on_ids(engine: Engine, input_ids: Sequence[int], start: int) -> bool | None:
+async def depends_on_ids(
+    engine: Engine, input_ids: Sequence[int], start: int, before: Scores
+) -> bool | None:
     """Whether the engine's scores change when an id does: what does not is no scoring.
 
-    None where it could not be tried.
+    `before` are the scores of the ids as they are. None where it could not be tried.
 
     Raises:
         EngineError: one of its kinds.
@@ -181,9 +183,8 @@ async def depends_on_ids(engine: Engine, input_ids: Sequence[int], start: int) -
     if other is None:
         return None
     changed = [*input_ids[:at], other, *input_ids[at + 1 :]]
-    before = await engine.score(input_ids, start=start)
     after = await engine.score(changed, start=start)
-    if before is None or after is None or len(after.logprobs) != len(before.logprobs):
+    if after is None or len(after.logprobs) != len(before.logprobs):
         return None
     first = at - start
     return any(

@@ -58,8 +58,7 @@ async def open_target(
     Raises:
         EyasError: with nothing sent and nothing changed.
     """
-    own = None if config.chat_template is None else read_template(config.chat_template)
-    tokenizer = load_tokenizer(config.tokenizer, chat_template=own)
+    tokenizer = load_tokenizer(config.tokenizer, chat_template=read_template(config.chat_template))
     template = _template(config, tokenizer, date, say)
     profile = build_profile(tokenizer, template, stop_token_ids=config.stop_token_ids)
     _check_stop_ids(config, profile)
@@ -144,12 +143,14 @@ def resolve_sampling(config: TargetConfig, tokenizer: Tokenizer) -> Sampling:
     return Sampling(**said, stop_token_ids=tuple(config.stop_token_ids))  # type: ignore[arg-type]
 
 
-def read_template(file: str) -> str:
-    """The text of a ``--chat-template`` file.
+def read_template(file: str | None) -> str | None:
+    """The text of a ``--chat-template`` file; None where none is given.
 
     Raises:
         ConfigError: if it cannot be read.
     """
+    if file is None:
+        return None
     try:
         return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

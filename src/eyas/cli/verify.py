@@ -103,12 +103,13 @@ def _verify_run(
 ) -> None:
     from eyas.cli.live import Live
     from eyas.store import Run
+    from eyas.target import read_template
     from eyas.tokens import load_tokenizer
     from eyas.verify.run import verify_run
 
     run = Run(path)
     source = tokenizer_source or run.manifest.tokenizer
-    tokenizer = load_tokenizer(source, chat_template=_template_text(chat_template))
+    tokenizer = load_tokenizer(source, chat_template=read_template(chat_template))
     with Live(sys.stderr) as live:
         verify_run(run, tokenizer, findings, on_row=live.count("rows checked"))
     if rescore is not None:
@@ -160,10 +161,11 @@ def _verify_files(
     limit: int | None,
     max_length: int | None,
 ) -> dict[str, Any]:
+    from eyas.target import read_template
     from eyas.tokens import ChatTemplate, build_profile, load_tokenizer
     from eyas.verify import verify_file
 
-    tokenizer = load_tokenizer(tokenizer_source, chat_template=_template_text(chat_template))
+    tokenizer = load_tokenizer(tokenizer_source, chat_template=read_template(chat_template))
     kwargs = options.json_object(template_kwargs) if template_kwargs else {}
     template = (
         ChatTemplate.of(tokenizer, kwargs=kwargs) if tokenizer.chat_template is not None else None
@@ -173,9 +175,3 @@ def _verify_files(
         files, tokenizer, template, profile, findings, limit=limit, max_length=max_length
     )
     return {"report": report.as_dict()}
-
-
-def _template_text(file: str | None) -> str | None:
-    from eyas.target import read_template
-
-    return None if file is None else read_template(file)

@@ -16,7 +16,7 @@ from eyas.engines.base import (
     ServerInfo,
     resampled,
 )
-from eyas.engines.http import HttpClient, clean_url
+from eyas.engines.http import HttpClient, clean_url, is_busy
 from eyas.engines.llama_cpp import LlamaCpp
 from eyas.engines.sglang import SGLang
 from eyas.engines.vllm import VLLM
@@ -54,8 +54,6 @@ __all__ = [
 ]
 
 _ABSENT = frozenset((404, 405, 501))
-_BUSY = frozenset((408, 425, 429, 500, 502, 503, 504))
-"""Statuses that prove nothing of a route until they stay."""
 _ROUTE_S = 30.0
 """A server that holds one token for longer is busy, but has the route."""
 
@@ -158,7 +156,8 @@ async def _has_route(http: HttpClient, path: str, body: dict[str, Any]) -> bool:
                 status = await http.post_status(path, body)
         except (TransportError, MalformedAnswer, TimeoutError):
             return True  # it took the request, however badly; the checks see to the rest
-        if pause is None or status not in _BUSY:
+        # A busy status proves nothing of the route until it stays.
+        if pause is None or status in _ABSENT or not is_busy(status):
             return status not in _ABSENT
         await asyncio.sleep(pause)
     return False

@@ -40,6 +40,11 @@ _KEEPALIVE_S = 4.0
 """Below uvicorn's 5 s (SGLang's default), so that idle connections are closed by us first."""
 
 
+def is_busy(status: int) -> bool:
+    """Whether the same request may succeed later."""
+    return status in _BUSY or status >= 500
+
+
 def clean_url(url: str) -> str:
     """An address as it is stored and shown: scheme, no credentials, no trailing path of an API.
 
@@ -110,7 +115,7 @@ class HttpClient:
                     status, headers, raw = await self._request("GET", path, None)
             except (TimeoutError, TransportError):
                 return None
-            if pause is None or not (status in _BUSY or status >= 500):
+            if pause is None or not is_busy(status):
                 break
             await asyncio.sleep(pause)
         if status in (401, 403):
@@ -206,7 +211,7 @@ class HttpClient:
 
     def _status_error(self, status: int, headers: Mapping[str, str], raw: bytes) -> EngineError:
         said = f"HTTP {status}: {self._message(raw)}"
-        if status in _BUSY or status >= 500:
+        if is_busy(status):
             return BusyError(
                 said, status=status, retry_after=_retry_after(headers.get("Retry-After"))
             )

@@ -43,19 +43,51 @@ class HttpEngine:
 
     async def tokenize(self, text: str) -> list[int] | None:
         """``/tokenize`` as SGLang and vLLM have it."""
-        return await tokenize(self._http, text, self._model)
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        return _ids(await post_or_none(self._http, "/tokenize", body))
 
     async def render(
         self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any]
     ) -> list[int] | str | None:
-        """``/tokenize`` with messages."""
-        return await render(self._http, messages, kwargs, self._model)
+        """``/tokenize`` with messages: the server's own chat template."""
+        body: dict[str, Any] = {"model": self._model, "messages": list(messages)}
+        if kwargs:
+            body["chat_template_kwargs"] = kwargs
+        return _ids(await post_or_none(self._http, "/tokenize", body))
 
     async def chat(
         self, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], *, max_tokens: int
     ) -> ChatAnswer | None:
-        """``/v1/chat/completions``."""
-        return await chat(self._http, messages, kwargs, max_tokens=max_tokens, model=self._model)
+        """``/v1/chat/completions`` at temperature 0."""
+        body: dict[str, Any] = {
+            "model": self._model or "default",
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "top_p": 1,
+            "stream": False,
+        }
+        if kwargs:
+            body["chat_template_kwargs"] = kwargs
+        answer = await post_or_none(
+            self._http, "/v1/chat/completions", body, timeout_s=GENERATING_S
+        )
+        try:
+            choice = (answer or {})["choices"][0]
+            message = choice["message"]
+            content, reasoning = message.get("content"), message.get("reasoning_content")
+        except (KeyError, IndexError, TypeError, AttributeError):
+            return None
+        reasoning = message.get("reasoning") if reasoning is None else reasoning
+        usage = (answer or {}).get("usage")
+        usage = usage if isinstance(usage, dict) else {}
+        return ChatAnswer(
+            content=content if isinstance(content, str) else "",
+            reasoning=reasoning if isinstance(reasoning, str) else None,
+            finish_reason=as_text(choice.get("finish_reason")),
+            prompt_tokens=as_int(usage.get("prompt_tokens")),
+            completion_tokens=as_int(usage.get("completion_tokens")),
+        )
 
     async def healthy(self, timeout_s: float) -> bool | None:
         """``/health``."""
@@ -108,60 +140,6 @@ async def post_or_none(
                 raise
             await asyncio.sleep(pause)
     return None
-
-
-async def tokenize(http: HttpClient, text: str, model: str | None) -> list[int] | None:
-    """``/tokenize`` as SGLang and vLLM have it."""
-    body = {"model": model, "prompt": text, "add_special_tokens": False}
-    return _ids(await post_or_none(http, "/tokenize", body))
-
-
-async def render(
-    http: HttpClient, messages: Sequence[dict[str, Any]], kwargs: dict[str, Any], model: str | None
-) -> list[int] | None:
-    """``/tokenize`` with messages: the server's own chat template."""
-    body: dict[str, Any] = {"model": model, "messages": list(messages)}
-    if kwargs:
-        body["chat_template_kwargs"] = kwargs
-    return _ids(await post_or_none(http, "/tokenize", body))
-
-
-async def chat(
-    http: HttpClient,
-    messages: Sequence[dict[str, Any]],
-    kwargs: dict[str, Any],
-    *,
-    max_tokens: int,
-    model: str | None,
-) -> ChatAnswer | None:
-    """``/v1/chat/completions`` at temperature 0."""
-    body: dict[str, Any] = {
-        "model": model or "default",
-        "messages": list(messages),
-        "max_tokens": max_tokens,
-        "temperature": 0,
-        "top_p": 1,
-        "stream": False,
-    }
-    if kwargs:
-        body["chat_template_kwargs"] = kwargs
-    answer = await post_or_none(http, "/v1/chat/completions", body, timeout_s=GENERATING_S)
-    try:
-        choice = (answer or {})["choices"][0]
-        message = choice["message"]
-        content, reasoning = message.get("content"), message.get("reasoning_content")
-    except (KeyError, IndexError, TypeError, AttributeError):
-        return None
-    reasoning = message.get("reasoning") if reasoning is None else reasoning
-    usage = (answer or {}).get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    return ChatAnswer(
-        content=content if isinstance(content, str) else "",
-        reasoning=reasoning if isinstance(reasoning, str) else None,
-        finish_reason=as_text(choice.get("finish_reason")),
-        prompt_tokens=as_int(usage.get("prompt_tokens")),
-        completion_tokens=as_int(usage.get("completion_tokens")),
-    )
 
 
 def as_int(value: Any) -> int | None:

@@ -8,11 +8,10 @@ checks of the capture refuse such rows one by one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eyas.checks import Checker, Verdict
+from eyas.checks import Checker, Verdict, first_difference
 from eyas.engines import Generation, Request, Sampling, resampled
 from eyas.engines.pool import Pool
 from eyas.engines.server import Server
@@ -285,11 +284,3 @@ def _report_again(findings: Findings, greedy: Answer, result: Answer | BaseExcep
         first=ids,
         second=other,
     )
-
-
-def first_difference(a: Sequence[object], b: Sequence[object]) -> int:
-    """The first position at which two sequences differ (the shorter's length if none)."""
-    for at, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return at
-    return min(len(a), len(b))

@@ -54,7 +54,7 @@ async def score_again(target: Target, findings: Findings, answers: Answers) -> N
         return
     try:
         real = await depends_on_ids(
-            target.engine, answers.greedy.input_ids, len(answers.greedy.prompt_ids)
+            target.engine, answers.greedy.input_ids, len(answers.greedy.prompt_ids), scores
         )
     except EngineError:
         real = None

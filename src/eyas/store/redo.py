@@ -12,7 +12,6 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -188,14 +187,11 @@ def _replace(path: Path, rows: set[int], archive: Path) -> None:
     with disk_errors(archive):
         archive.mkdir(parents=True, exist_ok=True)
         kept = archive / path.name
-        with suppress(FileExistsError):
-            try:
-                os.link(path, kept)
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without hard links
-                shutil.copyfile(path, kept)
-                sync_file(kept)
+        try:
+            os.link(path, kept)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(path, kept)
+            sync_file(kept)
         sync_directory(archive)
     write_atomically(path, partial(_write_rows, path, rows, keep=False))
 

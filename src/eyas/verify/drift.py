@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from eyas.checks import first_difference
 from eyas.verify.faults import EXAMPLES, Tally
 from eyas.verify.reference import Reference
 from eyas.verify.rows import IdRow
@@ -147,11 +148,3 @@ def _placed(reference: Reference, ids: list[int]) -> set[tuple[int, int]]:
     """Each id with the number of bytes before it (empty pieces cannot be told apart)."""
     lengths = map(len, reference.tokenizer.pieces(ids))
     return set(zip(accumulate(lengths, initial=0), ids, strict=False))
-
-
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """The first position at which two lists of ids differ."""
-    for at, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return at
-    return min(len(a), len(b))
