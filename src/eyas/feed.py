@@ -19,18 +19,16 @@ import orjson
 
 from eyas.checks import bad_prompt_id
 from eyas.conversation import BadLine, Conversation, Message
-from eyas.errors import TemplateRefusal
+from eyas.prompting import PROMPT_REASONS, Chat, Prompting, Refusal
 from eyas.store import REFUSED, TRACES, TRUNCATED, Ledger, Run
 from eyas.store.redo import Partials
-from eyas.tokens import ChatTemplate, Profile, Tokenizer
 from eyas.trace import Rejected, Trace
 
 BATCH = 64
 """Conversations that are read, rendered and tokenized together."""
 
 FEED_REASONS: dict[str, str] = {
-    "template_refused": "the chat template refuses the conversation",
-    "no_chat_template": "the row holds messages, and the tokenizer has no chat template",
+    **PROMPT_REASONS,
     "prompt_id_outside_vocabulary": "a ready-made prompt id is outside the vocabulary",
     "prompt_too_long": "the prompt leaves no room for an answer in the context",
     "earlier_turn_truncated": "an earlier answer of the conversation was cut at its budget",
@@ -92,9 +90,7 @@ class Feed:
         *,
         run: Run,
         ledger: Ledger,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        profile: Profile,
+        prompting: Prompting,
         max_new_tokens: int,
         context_length: int | None,
         samples: int = 1,
@@ -107,6 +103,7 @@ class Feed:
         Args:
             items: what a reader yields.
             run: the run, to look up earlier answers of unfinished conversations.
+            prompting: what makes prompts of messages and messages of answers.
             common: columns that all refused rows share (``template_kwargs``, ``sampling``).
             partials: cut answers of earlier captures, to be continued from their ids.
         """
@@ -114,10 +111,9 @@ class Feed:
         self._items = iter(items)
         self._run = run
         self._ledger = ledger
-        self._tokenizer = tokenizer
-        self._template = template
-        self._profile = profile
-        self._tokenizer_fits = tokenizer.size <= profile.vocab_size
+        self._prompting = prompting
+        self._vocab_size = prompting.profile.vocab_size
+        self._tokenizer_fits = prompting.tokenizer.size <= self._vocab_size
         self._max_new_tokens = max_new_tokens
         self._context_length = context_length
         self._samples = samples
@@ -133,43 +129,28 @@ class Feed:
         with self._reading:
             waiting, refused = self._meet_next()
         self._recall([job for job in waiting if job.turn])
-        ready: list[Job] = []
-        texts: list[str] = []
-        for job in waiting:
-            if job.conversation.prompt_ids is not None:
-                job.prompt_ids = job.conversation.prompt_ids
-                texts.append("")
-                ready.append(job)
-                continue
-            text = self._render(job)
-            if isinstance(text, list):
-                refused += text
-            else:
-                texts.append(text)
-                ready.append(job)
+        rendered = iter(self._prompting.prompts(
+            self._chat(job) for job in waiting if job.conversation.prompt_ids is None
+        ))  # fmt: skip
         jobs = []
-        for job, ids in zip(ready, self._tokenizer.encode_batch(texts), strict=True):
-            if job.conversation.prompt_ids is None:
-                job.prompt_ids = ids
-            fault = self._fit(job)
+        for job in waiting:
+            ready_made = job.conversation.prompt_ids
+            fault = self._fit(job, next(rendered) if ready_made is None else ready_made)
             if fault:
                 refused += fault
             else:
                 jobs.append(job)
         return jobs, refused
 
-    def next_turn(self, job: Job, content: str, reasoning: str | None) -> list[Rejected]:
+    def next_turn(self, job: Job, output_ids: list[int]) -> list[Rejected]:
         """Move a job on to its next turn, with the answer that it just got.
 
         Returns the refused rows if the next turn cannot be asked, else nothing.
         """
-        job.history = [*(job.messages or ()), answer_message(content, reasoning)]
+        answer = self._prompting.take_apart(job.prompt_ids, output_ids)
+        job.history = [*(job.messages or ()), answer]
         job.turn += 1
-        text = self._render(job)
-        if isinstance(text, list):
-            return text
-        job.prompt_ids = self._tokenizer.encode(text)
-        return self._fit(job)
+        return self._fit(job, self._prompting.prompt(self._chat(job)))
 
     def count_rest(self, *, seconds: float) -> bool:
         """Read on without preparing anything, only to count; False if time ran out."""
@@ -310,42 +291,37 @@ class Feed:
         for record in self._run.search(TRACES, "key", {key for key, _, _ in wanted}, columns):
             unit = (record["key"], record["sample"], record["turn"])
             if unit in wanted:
-                reading = self._profile.read(
-                    self._tokenizer, record["prompt_ids"], record["output_ids"]
-                )
-                found[unit] = answer_message(reading.content, reading.reasoning)
+                found[unit] = self._prompting.take_apart(record["prompt_ids"], record["output_ids"])
         for job in jobs:
             for turn in range(job.turn):
                 answer = found[job.key.hex(), job.sample, turn]
                 job.history += [*job.conversation.turns[turn], answer]
 
-    def _render(self, job: Job) -> str | list[Rejected]:
-        """The text of a job's prompt, or its refused rows."""
+    def _chat(self, job: Job) -> Chat:
+        """What a job's prompt is made of."""
         stretch = job.conversation.turns[job.turn]
         job.messages = [*job.history, *stretch]
         job.prompt_ids = []
-        if not job.control_text:
-            job.control_text = any(
-                self._tokenizer.has_control_text(message["content"]) for message in stretch
-            )
-        if self._template is None:
-            return self.refuse(job, "no_chat_template", FEED_REASONS["no_chat_template"])
-        try:
-            return self._template.render(job.messages)
-        except TemplateRefusal as error:
-            return self.refuse(job, "template_refused", str(error))
+        job.control_text = job.control_text or self._prompting.has_control_text(stretch)
+        return Chat(job.messages)
 
-    def _fit(self, job: Job) -> list[Rejected]:
-        """Refuse ids that must not be sent and prompts without room; set the token budget."""
+    def _fit(self, job: Job, prompt: list[int] | Refusal) -> list[Rejected]:
+        """Give a job its prompt ids and token budget.
+
+        Returns its refused rows where there is no prompt, where ids must not be sent, or where
+        they leave no room.
+        """
+        if isinstance(prompt, Refusal):
+            return self.refuse(job, prompt.reason, prompt.detail)
+        job.prompt_ids = prompt
         known_good = self._tokenizer_fits and job.conversation.prompt_ids is None
-        bad = None if known_good else bad_prompt_id(job.prompt_ids, self._profile.vocab_size)
+        bad = None if known_good else bad_prompt_id(job.prompt_ids, self._vocab_size)
         if bad is not None:
             ids, job.prompt_ids = job.prompt_ids, []
             return self.refuse(
                 job,
                 "prompt_id_outside_vocabulary",
-                f"prompt id {bad} is {ids[bad]!r}; the vocabulary ends at "
-                f"{self._profile.vocab_size - 1}",
+                f"prompt id {bad} is {ids[bad]!r}; the vocabulary ends at {self._vocab_size - 1}",
             )
         budget = self._max_new_tokens
         if self._context_length is not None:
@@ -370,14 +346,6 @@ class Feed:
             job.before = row["output_ids"]
             job.before_logprobs = row["logprobs"] or []
             job.joints = row["joints"] or []
-
-
-def answer_message(content: str, reasoning: str | None) -> Message:
-    """An answer as a chat client would send it back; the template decides what to keep."""
-    message: Message = {"role": "assistant", "content": content}
-    if reasoning is not None:
-        message["reasoning_content"] = reasoning
-    return message
 
 
 def metadata_json(conversation: Conversation) -> str:

@@ -147,9 +147,7 @@ class _Loop:
             session.reader,
             run=session.run,
             ledger=session.ledger,
-            tokenizer=session.target.tokenizer,
-            template=session.target.template,
-            profile=session.target.profile,
+            prompting=session.prompting,
             max_new_tokens=config.max_new_tokens,
             context_length=session.target.context_length,
             samples=config.n,
@@ -309,15 +307,10 @@ class _Loop:
 
     async def _next_turn(self, job: Job, generation: Generation) -> bool:
         """Render a conversation's next turn on the answer it got, on a thread."""
-
-        def render() -> list[Rejected]:
-            reading = self._session.target.profile.read(
-                self._session.target.tokenizer, job.prompt_ids, generation.output_ids
-            )
-            return self._feed.next_turn(job, reading.content, reading.reasoning)
-
         loop = asyncio.get_running_loop()
-        refused = await loop.run_in_executor(self._threads, render)
+        refused = await loop.run_in_executor(
+            self._threads, self._feed.next_turn, job, generation.output_ids
+        )
         self._put(refused)
         return not refused
 

@@ -21,6 +21,7 @@ from eyas.engines.server import DEFAULT_SLOTS
 from eyas.errors import ConfigError, EyasError
 from eyas.findings import Finding
 from eyas.probe import require_probe
+from eyas.prompting import Prompting
 from eyas.readers import PromptReader
 from eyas.shard import Shard
 from eyas.store import (
@@ -53,6 +54,8 @@ class Session:
     config: CaptureConfig
     reader: PromptReader
     target: Target
+    prompting: Prompting
+    """How its prompts are made."""
     most_requests: int
     """Requests that may be in flight altogether."""
     run: Run
@@ -202,6 +205,7 @@ def _open_run(
             config=config,
             reader=reader,
             target=target,
+            prompting=Prompting(target.tokenizer, target.template, target.profile),
             most_requests=_most_requests(config, say),
             run=run,
             ledger=Ledger.load(out, Shard.parse(config.shard) if config.shard else None),

@@ -17,6 +17,7 @@ from eyas.checks import Checker
 from eyas.conversation import Message
 from eyas.errors import DamagedRun, EyasError
 from eyas.findings import Findings
+from eyas.prompting import Chat, Prompting, Refusal
 from eyas.store import Run
 from eyas.store.journal import segments
 from eyas.store.manifest import NAME
@@ -54,24 +55,23 @@ def verify_run(
     if not _parts(run, findings):
         return
     faults, stored = Faults(), {TRACES: 0, REJECTED: 0}
-    _check_rows(run, tokenizer, template, profile, faults, stored, on_row)
+    _check_rows(run, Prompting(tokenizer, template, profile), faults, stored, on_row)
     _report_rows(findings, faults, stored)
     _counts(run, findings, stored)
 
 
 def _check_rows(
     run: Run,
-    tokenizer: Tokenizer,
-    template: ChatTemplate | None,
-    profile: Profile,
+    prompting: Prompting,
     faults: Faults,
     stored: dict[str, int],
     on_row: Callable[[int], None],
 ) -> None:
     """Every row by itself, then beside those of its conversation."""
     keep = _config_of(run).get("on_missing_closer") == "keep"
-    checks = RowChecks(run.manifest, Checker(tokenizer, profile, keep_missing_closer=keep), faults)
-    turns = Turns(run, tokenizer, profile, faults)
+    checker = Checker(prompting.tokenizer, prompting.profile, keep_missing_closer=keep)
+    checks = RowChecks(run.manifest, checker, faults)
+    turns = Turns(run, prompting, faults)
     keys: set[tuple[str, int, int]] = set()
     ids: set[int] = set()
     later: list[tuple[str, int, int, str]] = []
@@ -98,8 +98,8 @@ def _check_rows(
                 checks.unreadable(row, error)
             if messages is not None:
                 chats.append((row, messages))
-        if template is not None:
-            _check_prompts(chats, tokenizer, template, faults)
+        if prompting.template is not None:
+            _check_prompts(chats, prompting, faults)
         seen += len(rows)
         on_row(seen)
     for *before, row_id in later:
@@ -278,21 +278,14 @@ def _strays(run: Run, findings: Findings) -> None:
 
 
 def _check_prompts(
-    chats: list[tuple[Trace, list[Message]]],
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    faults: Faults,
+    chats: list[tuple[Trace, list[Message]]], prompting: Prompting, faults: Faults
 ) -> None:
     """Whether the prompt ids are what the template makes of the messages that are stored."""
-    rendered: list[tuple[Trace, str]] = []
-    for row, messages in chats:
-        try:
-            rendered.append((row, template.render(messages)))
-        except Exception as error:  # a damaged message may be anything
-            faults.add("prompt", row.id, f"its messages do not render: {error}")
-    texts = [text for _, text in rendered]
-    for (row, _), ids in zip(rendered, tokenizer.encode_batch(texts), strict=True):
-        if ids != row.prompt_ids:
+    prompts = prompting.prompts(Chat(messages) for _, messages in chats)
+    for (row, _), prompt in zip(chats, prompts, strict=True):
+        if isinstance(prompt, Refusal):
+            faults.add("prompt", row.id, f"its messages do not render: {prompt.detail}")
+        elif prompt != row.prompt_ids:
             faults.add("prompt", row.id, "its prompt ids are not what the template makes of its "
                        "messages")  # fmt: skip
 

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import orjson
 
 from eyas.conversation import Message, digest
-from eyas.feed import answer_message
+from eyas.prompting import Prompting
 from eyas.store import TRACES, Run
-from eyas.tokens import Profile, Tokenizer
 from eyas.trace import Trace
 from eyas.verify.run_rows import Faults, read_records
 
@@ -39,9 +38,8 @@ class _Stored(NamedTuple):
 class Turns:
     """The answers of turns that another one follows."""
 
-    def __init__(self, run: Run, tokenizer: Tokenizer, profile: Profile, faults: Faults) -> None:
-        self._tokenizer = tokenizer
-        self._profile = profile
+    def __init__(self, run: Run, prompting: Prompting, faults: Faults) -> None:
+        self._prompting = prompting
         self._faults = faults
         self._followed: set[int] = set()
         for row in read_records(run, TRACES, _COLUMNS):
@@ -64,14 +62,15 @@ class Turns:
             self._compare(before)
 
     def _answers(self, row: Trace) -> tuple[bytes, ...]:
-        profiles = [self._profile]
+        ways = [self._prompting]
         if "unusual_stop" in row.marks and row.stop_id is not None:
             # The stop id may have been learnt after the answer was read.
-            known = self._profile.stop_ids
-            profiles = [replace(self._profile, stop_ids=known - {row.stop_id}),
-                        replace(self._profile, stop_ids=known | {row.stop_id})]  # fmt: skip
-        readings = [p.read(self._tokenizer, row.prompt_ids, row.output_ids) for p in profiles]
-        return tuple(_hash(answer_message(r.content, r.reasoning)) for r in readings)
+            profile = self._prompting.profile
+            ways = [
+                replace(self._prompting, profile=replace(profile, stop_ids=stop_ids))
+                for stop_ids in (profile.stop_ids - {row.stop_id}, profile.stop_ids | {row.stop_id})
+            ]
+        return tuple(_hash(way.take_apart(row.prompt_ids, row.output_ids)) for way in ways)
 
     def _compare(self, unit: int) -> None:
         shown, stored = self._shown.get(unit), self._stored.get(unit)
