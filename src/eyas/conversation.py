@@ -8,13 +8,34 @@ was shuffled, split or appended to.
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 Message = dict[str, Any]
 """One chat message: ``role`` (str), ``content`` (str), and nothing that is None."""
+
+
+class Result(NamedTuple):
+    """What a tool gave in the recording, and the call that it answered."""
+
+    name: str | None
+    """The tool's name; None where the recording does not tell."""
+    arguments: str | None
+    """The call's arguments as `plain_arguments` writes them; None where they are not known."""
+    content: str
+
+
+@dataclass(slots=True)
+class ToolUse:
+    """What a conversation with tools has besides its messages."""
+
+    tools: list[dict[str, Any]] | None
+    """Definitions as chat templates take them (OpenAI's shape); None where none are given."""
+    results: dict[int, tuple[Result, ...]] = field(default_factory=dict)
+    """Recorded results by the turn (0-based) that they begin."""
 
 
 @dataclass(slots=True)
@@ -23,6 +44,7 @@ class Conversation:
 
     Either `turns` or `prompt_ids` is filled. `turns` holds, for each assistant answer to be
     generated, the non-assistant messages that come before it (recorded answers are dropped).
+    Results of tools are in `tool_use` instead, and stand before the other messages of a turn.
     """
 
     key: bytes
@@ -42,6 +64,8 @@ class Conversation:
     """The recognised shape, for example ``messages`` or ``turns``."""
     marks: tuple[str, ...] = ()
     """Marks that every trace of this conversation carries, such as ``leading_assistant``."""
+    tool_use: ToolUse | None = None
+    """Tools and recorded results; None for a conversation that has neither."""
 
     @property
     def n_turns(self) -> int:
@@ -80,6 +104,24 @@ def conversation_key(given_id: str | None, content: Any) -> bytes:
     """
     name = b"\0" if given_id is None else given_id.encode("utf-8", "surrogatepass")
     return digest(b"conversation", name, orjson.dumps(content, option=orjson.OPT_SORT_KEYS))
+
+
+def plain_arguments(arguments: Any) -> str:
+    """A call's arguments in the one form in which they are compared: JSON with sorted keys.
+
+    Whole numbers are written without a fraction, and entries that are null count as absent.
+    """
+    return json.dumps(_plain(arguments or {}), sort_keys=True, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if type(value) is dict:
+        return {str(k): _plain(v) for k, v in value.items() if v is not None}
+    if type(value) is list:
+        return [_plain(item) for item in value]
+    if type(value) is float and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
 
 
 def nth_key(key: bytes, occurrence: int) -> bytes:

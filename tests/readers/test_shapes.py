@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from eyas.conversation import Conversation, conversation_key
 from eyas.readers import REASONS, PromptReader
-from eyas.readers.shapes import Refused, to_conversation
+from eyas.readers.shapes import to_conversation
+from eyas.readers.showing import Refused
 
 
 def user(content: str) -> dict[str, str]:
@@ -346,17 +347,13 @@ def test_the_other_columns_are_the_metadata() -> None:
         ({"messages": [{"role": "user", "content": [7]}]}, "bad_content", "7"),
         ({"messages": [{"role": "user", "content": [{"type": [1]}]}]}, "bad_content", "1"),
         ({"prompt": "a", "image": "x.png"}, "images_unsupported", "'image'"),
-        ({"prompt": "a", "tools": [{"name": "f"}]}, "tools_unsupported", "'tools'"),
-        ({"prompt": "a", "tools": '[{"name": "f"}]'}, "tools_unsupported", "'tools'"),
-        ({"messages": [user("a")], "functions": [{}]}, "tools_unsupported", "'functions'"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "tools_unsupported", "'tool'"),
-        (
-            {"messages": [user("a"), {**assistant(""), "tool_calls": [{"id": 1}]}]},
-            "tools_unsupported",
-            "message 2 has 'tool_calls'",
-        ),
-        ({"conversations": [{"from": "function_call", "value": "a"}]}, "tools_unsupported", "call"),
-        ({"conversations": [{"from": "observation", "value": "a"}]}, "tools_unsupported", "obs"),
+        ({"prompt": "a", "tools": [{"description": "f"}]}, "bad_tools", "tools[0]"),
+        ({"prompt": "a", "tools": "f"}, "bad_tools", "'tools'"),
+        ({"prompt": "a", "tools": 7}, "bad_tools", "a number"),
+        ({"messages": [user("a")], "functions": [{"name": ""}]}, "bad_tools", "functions[0]"),
+        ({"messages": [user("a"), {"role": "tool", "content": "a"}]}, "bad_messages", "2"),
+        ({"messages": [{"role": "system", "content": "", "tools": [{}]}]}, "bad_tools", "1"),
+        ({"conversations": [{"from": "function_call", "value": "a"}]}, "no_user_message", "1"),
         ({"messages": []}, "no_user_message", "0 messages"),
         ({"messages": [system("a"), assistant("b")]}, "no_user_message", "2 messages"),
         ({"messages": [user("a"), system("b")]}, "no_turn", "ends with a system"),
@@ -408,7 +405,7 @@ def test_values_too_deep_to_show_are_refused_like_others() -> None:
         ({"messages": [deep]}, "bad_messages"),
         ({"messages": [{"role": deep}]}, "unknown_role"),
         ({"messages": [{"role": "user", "content": [deep]}]}, "bad_content"),
-        ({"prompt": "a", "tools": deep}, "tools_unsupported"),
+        ({"prompt": "a", "tools": deep}, "bad_tools"),
     ):
         assert refusal(row).reason == reason
 

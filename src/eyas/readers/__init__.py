@@ -22,7 +22,8 @@ import orjson
 from eyas.conversation import BadLine, Conversation, digest
 from eyas.errors import InputError
 from eyas.readers.files import COMPRESSED, STDIN, UNREADABLE, Damage, bare_suffix, read_rows
-from eyas.readers.shapes import COLUMNS, REASONS, Refused, to_conversation
+from eyas.readers.shapes import COLUMNS, REASONS, to_conversation
+from eyas.readers.showing import Refused
 
 __all__ = ["COLUMNS", "REASONS", "BadLine", "Conversation", "Position", "PromptReader"]
 

@@ -14,7 +14,11 @@ from typing import Any
 
 import orjson
 
-from eyas.conversation import Conversation, Message, conversation_key
+from eyas.conversation import Conversation, Message, ToolUse, conversation_key
+from eyas.readers.recording import calls_in_text, calls_of, result_text, split, tool_definitions
+from eyas.readers.showing import Refused
+from eyas.readers.showing import kind as _kind
+from eyas.readers.showing import show as _show
 
 REASONS: dict[str, str] = {
     "invalid_json": "the line or array element is not JSON",
@@ -34,7 +38,7 @@ REASONS: dict[str, str] = {
     "missing_content": "a message of the user or system has no content",
     "bad_content": "the content of a message is neither text nor a list of text parts",
     "images_unsupported": "images, video and audio are not supported",
-    "tools_unsupported": "tools are not supported yet",
+    "bad_tools": "the tools are not a list of objects that each name a function",
     "no_user_message": "the conversation holds no user message",
     "no_turn": "no answer follows the user's message, and the conversation does not end with it",
     "too_deep": "a column holds values that are nested too deeply to be stored",
@@ -62,27 +66,19 @@ _TOOL_COLUMNS = frozenset(("tools", "functions"))
 _MEDIA_COLUMNS = frozenset(("image", "images", "video", "videos", "audio", "audios"))
 _SPECIAL_COLUMNS = _TOOL_COLUMNS | _MEDIA_COLUMNS
 
-_TOOL = "a tool's role"
+_CALLS = "calls"
 _ROLES = {
     "system": "system",
     "developer": "developer",
     **dict.fromkeys(("user", "human"), "user"),
     **dict.fromkeys(("assistant", "gpt", "chatgpt", "bard", "bing", "model"), "assistant"),
-    **dict.fromkeys(("tool", "function", "observation", "function_call"), _TOOL),
+    **dict.fromkeys(("function_call", "tool_call"), _CALLS),
+    **dict.fromkeys(("tool", "function", "observation", "tool_response", "ipython"), "tool"),
 }
-_TOOL_KEYS = frozenset(("tool_calls", "function_call", "tools", "functions"))
+_CALL_KEYS = frozenset(("tool_calls", "function_call"))
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _THOUGHT_PARTS = ("thinking", "redacted_thinking", "reasoning")
 _MEDIA_PARTS = ("image", "video", "audio", "input_image", "input_audio", "input_video")
-
-
-class Refused(Exception):
-    """This row cannot be used. `reason` is one of `REASONS`; `detail` shows the value."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
 
 
 def to_conversation(
@@ -120,13 +116,15 @@ def to_conversation(
     else:
         raise Refused("bad_prompt", f"column {name!r} holds {_kind(value)}, not text")
 
+    tools: list[dict[str, Any]] | None = None
     if ids is None and not _SPECIAL_COLUMNS.isdisjoint(row):
-        used |= _refuse_special(row, used)
-    turns, marks = _split(messages) if ids is None else ([], ())
+        tools, special = _special(row, used)
+        used |= special
+    turns, results, marks = split(messages) if ids is None else ([], {}, ())
     given_id, id_column = _given_id(row)
     if id_column is not None:
         used.add(id_column)
-    content = {"messages": messages, "tools": None} if ids is None else {"prompt_ids": ids}
+    content = {"messages": messages, "tools": tools} if ids is None else {"prompt_ids": ids}
     try:
         key = conversation_key(given_id, content)
     except TypeError as error:  # orjson's word for text that UTF-8 cannot hold
@@ -144,6 +142,7 @@ def to_conversation(
         line=line,
         shape=shape if column is None else f"column:{column}",
         marks=marks,
+        tool_use=ToolUse(tools, results) if tools or results else None,
     )
 
 
@@ -261,18 +260,26 @@ def _messages(value: Any, name: str) -> list[Message]:
         if role is None:
             what = "no role" if said is None else f"the unknown role {_show(said)}"
             raise Refused("unknown_role", f"message {number} has {what}")
-        if role is _TOOL:
-            raise Refused("tools_unsupported", f"message {number} has the role {said!r}")
-        if len(given) > 2:
-            for key in _TOOL_KEYS.intersection(given):
-                if _is_filled(given[key]):
-                    raise Refused("tools_unsupported", f"message {number} has {key!r}")
         content = given.get("content")
         if content is None:
             content = given.get("value")
+        message: Message = {"role": role}
+        if role == _CALLS:
+            message = {"role": "assistant", "tool_calls": calls_in_text(content)}
+            content = None if message["tool_calls"] is not None else content
+            role = "assistant"
+        elif role == "assistant" and not _CALL_KEYS.isdisjoint(given):
+            calls = calls_of(given)
+            if calls is not None:
+                message["tool_calls"] = calls
+        elif role == "tool":
+            messages.append(_tool_message(given, content, number))
+            continue
+        if len(given) > 2 and _is_filled(given.get("tools") or given.get("functions")):
+            what = f"message {number} has tools of its own; give them in a column of the row"
+            raise Refused("bad_tools", what)
         if type(content) is list:
             content = _joined_parts(content, role, number)
-        message: Message = {"role": role}
         if type(content) is str:
             if role == "user" and (not content or content.isspace()):
                 what = f"message {number} of the user is blank: {_show(content)}"
@@ -287,6 +294,24 @@ def _messages(value: Any, name: str) -> list[Message]:
             message["name"] = given["name"]
         messages.append(message)
     return messages
+
+
+def _tool_message(given: dict[str, Any], content: Any, number: int) -> Message:
+    """A tool's result, with the name and the call's id where they are given."""
+    if type(content) is list and all(
+        type(part) is str or (type(part) is dict and type(part.get("type")) is str)
+        for part in content
+    ):
+        content = _joined_parts(content, "tool", number)
+    text = result_text(content)
+    if text is None:
+        what = f"the content of message {number} is {_kind(content)}: {_show(content)}"
+        raise Refused("bad_content", what)
+    message: Message = {"role": "tool", "content": text}
+    for key in ("name", "tool_call_id"):
+        if type(given.get(key)) is str and given[key]:
+            message[key] = given[key]
+    return message
 
 
 def _joined_parts(parts: list[Any], role: str, number: int) -> str:
@@ -307,44 +332,20 @@ def _joined_parts(parts: list[Any], role: str, number: int) -> str:
     return "\n".join(texts)
 
 
-def _split(messages: list[Message]) -> tuple[list[list[Message]], tuple[str, ...]]:
-    """The turns: stretches that an answer follows, or that end the conversation with the user.
-
-    An answer before the first user message is left out, and marked; what stood before it stays.
-    An answer right after an answer begins no turn.
-    """
-    turns: list[list[Message]] = []
-    stretch: list[Message] = []
-    marks: tuple[str, ...] = ()
-    user_spoke = False
-    for message in messages:
-        if message["role"] != "assistant":
-            user_spoke = user_spoke or message["role"] == "user"
-            stretch.append(message)
-        elif not user_spoke:
-            marks = ("leading_assistant",)
-        elif stretch:
-            turns.append(stretch)
-            stretch = []
-    if not user_spoke:
-        raise Refused("no_user_message", f"none of the {len(messages)} messages is the user's")
-    if stretch and stretch[-1]["role"] == "user":
-        turns.append(stretch)
-    if not turns:
-        last = stretch[-1]["role"]
-        raise Refused("no_turn", f"the conversation ends with a {last} message, not with the user")
-    return turns, marks
-
-
-def _refuse_special(row: dict[str, Any], used: set[str]) -> set[str]:
-    """Refuse columns with tools or media. Gives those that are empty, which say nothing."""
+def _special(row: dict[str, Any], used: set[str]) -> tuple[list[dict[str, Any]] | None, set[str]]:
+    """The tools of a row, and the columns that say nothing more. Media are refused."""
     present = _SPECIAL_COLUMNS.intersection(row) - used
-    for name in sorted(present):
-        if _is_filled(row[name]):
-            tools = name in _TOOL_COLUMNS
-            reason = "tools_unsupported" if tools else "images_unsupported"
-            raise Refused(reason, f"column {name!r} is not empty: {_show(row[name])}")
-    return set(present)
+    tools: list[dict[str, Any]] | None = None
+    done = set()
+    for name in sorted(present, reverse=True):
+        if not _is_filled(row[name]):
+            done.add(name)
+        elif name in _MEDIA_COLUMNS:
+            raise Refused("images_unsupported", f"column {name!r} is not empty: {_show(row[name])}")
+        elif tools is None:  # tools come before functions
+            tools = tool_definitions(row[name], name)
+            done.add(name)
+    return tools, done
 
 
 def _is_filled(value: Any) -> bool:
@@ -377,19 +378,3 @@ def _metadata(row: dict[str, Any], used: set[str]) -> dict[str, Any]:
             except TypeError as error:
                 raise Refused("too_deep", f"column {name!r} cannot be stored: {error}") from None
     return metadata
-
-
-def _kind(value: Any) -> str:
-    """What a value is, in JSON's words."""
-    names = {str: "text", bool: "true or false", int: "a number", float: "a number"}
-    names |= {list: "a list", dict: "an object", type(None): "null"}
-    return names.get(type(value), f"a value of type {type(value).__name__}")
-
-
-def _show(value: Any) -> str:
-    """The value as a message can show it: escaped, and cut."""
-    try:
-        shown = repr(value[:80] if type(value) in (str, list) else value)
-    except RecursionError:
-        return f"{_kind(value)}, nested too deeply to show"
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
