@@ -5,7 +5,7 @@ compile() {
     uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
         --no-emit-index-url --no-annotate --custom-compile-command "make lock" "$@"
 }
-compile pyproject.toml --extra demo --extra dev -o requirements/dev.lock
+compile pyproject.toml --extra demo --extra tools --extra dev -o requirements/dev.lock
 # hatchling and editables build the package itself, without build isolation.
 printf 'hatchling\neditables\n' | compile pyproject.toml - --extra demo -c requirements/dev.lock \
     -o requirements/demo.lock

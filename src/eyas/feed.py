@@ -192,6 +192,7 @@ class Feed:
             reason=reason,
             detail=detail,
             marks=job.marks,
+            tools=tools_json(conversation),
             metadata=metadata_json(conversation),
             source=conversation.source,
             line=conversation.line,
@@ -303,7 +304,8 @@ class Feed:
         job.messages = [*job.history, *stretch]
         job.prompt_ids = []
         job.control_text = job.control_text or self._prompting.has_control_text(stretch)
-        return Chat(job.messages)
+        use = job.conversation.tool_use
+        return Chat(job.messages, None if use is None else use.tools)
 
     def _fit(self, job: Job, prompt: list[int] | Refusal) -> list[Rejected]:
         """Give a job its prompt ids and token budget.
@@ -355,6 +357,12 @@ def metadata_json(conversation: Conversation) -> str:
     return orjson.dumps(conversation.metadata, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
+def tools_json(conversation: Conversation) -> str | None:
+    """The definitions of the conversation's tools as JSON; None without tools."""
+    use = conversation.tool_use
+    return None if use is None or use.tools is None else orjson.dumps(use.tools).decode()
+
+
 def trace_of(job: Job, **columns: Any) -> Trace:
     """A good row with what is known of its conversation."""
     return Trace(
@@ -365,6 +373,7 @@ def trace_of(job: Job, **columns: Any) -> Trace:
         key=job.key.hex(),
         prompt_ids=job.prompt_ids,
         messages=None if job.messages is None else orjson.dumps(job.messages).decode(),
+        tools=tools_json(job.conversation),
         metadata=metadata_json(job.conversation),
         source=job.conversation.source,
         **columns,

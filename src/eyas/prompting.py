@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
@@ -35,6 +35,8 @@ class Chat:
 
     messages: list[Message]
     """Everything before the answer that is asked for, earlier answers included."""
+    tools: list[dict[str, Any]] | None = None
+    """The definitions of tools that the template is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,6 @@ class Prompting:
         if self.template is None:
             return Refusal("no_chat_template", PROMPT_REASONS["no_chat_template"])
         try:
-            return self.template.render(chat.messages)
+            return self.template.render(chat.messages, tools=chat.tools)
         except TemplateRefusal as error:
             return Refusal("template_refused", str(error))

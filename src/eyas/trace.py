@@ -44,6 +44,8 @@ class Trace:
     marks: list[str] = field(default_factory=list)
     messages: str | None = None
     """JSON of the messages that were rendered; null for ready-made prompt ids."""
+    tools: str | None = None
+    """JSON of the tools' definitions that were rendered; null without tools."""
     metadata: str = "{}"
     """JSON of the input row's other columns."""
     source: str = ""
@@ -101,6 +103,7 @@ class Rejected:
     finish_reason: str | None = None
     marks: list[str] = field(default_factory=list)
     messages: str | None = None
+    tools: str | None = None
     metadata: str = "{}"
     source: str = ""
     line: int | None = None

@@ -96,6 +96,8 @@ class PromptReader:
                     item = to_conversation(
                         value, column=column, system=system, source=source, line=line
                     )
+                    if item.tool_use is not None and item.tool_use.results:
+                        raise Refused("tools_unsupported", "results of tools are not supported yet")
                 except Refused as refused:
                     yield _bad_line(refused, value, raw, source, line)
                 else:

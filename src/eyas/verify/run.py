@@ -24,13 +24,13 @@ from eyas.store.manifest import NAME
 from eyas.store.parts import REJECTED, TRACES, parts
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile
 from eyas.trace import Rejected, Trace, arrow_schema, from_record
-from eyas.verify.run_rows import Faults, RowChecks, read_records
+from eyas.verify.run_rows import Faults, RowChecks, read_records, tools_of
 from eyas.verify.turns import Turns
 
 _BATCH = 256
 _EXAMPLES = 5
 _PART = re.compile(r"part-\d+\.parquet")
-_LATER_COLUMNS = ("joints",)
+_LATER_COLUMNS = ("joints", "tools")
 """Columns of traces that parts of earlier versions do not have."""
 
 
@@ -229,7 +229,6 @@ def _parts(run: Run, findings: Findings) -> bool:
     found = 0
     for folder, kind in ((TRACES, Trace), (REJECTED, Rejected)):
         wanted = arrow_schema(kind)
-        earlier = pa.schema([f for f in wanted if f.name not in _LATER_COLUMNS])
         for path in parts(run.path, folder):
             found += 1
             try:
@@ -237,7 +236,8 @@ def _parts(run: Run, findings: Findings) -> bool:
             except (OSError, pa.ArrowException) as error:
                 broken.append(f"{path}: {error}")
                 continue
-            if not any(schema.equals(s, check_metadata=False) for s in (wanted, earlier)):
+            here = [f for f in wanted if f.name in schema.names or f.name not in _LATER_COLUMNS]
+            if not schema.equals(pa.schema(here), check_metadata=False):
                 broken.append(f"{path}: its columns are not those of a {folder} part")
     open_rows = segments(run.path / "journal")
     if broken:
@@ -281,7 +281,7 @@ def _check_prompts(
     chats: list[tuple[Trace, list[Message]]], prompting: Prompting, faults: Faults
 ) -> None:
     """Whether the prompt ids are what the template makes of the messages that are stored."""
-    prompts = prompting.prompts(Chat(messages) for _, messages in chats)
+    prompts = prompting.prompts(Chat(messages, tools_of(row)) for row, messages in chats)
     for (row, _), prompt in zip(chats, prompts, strict=True):
         if isinstance(prompt, Refusal):
             faults.add("prompt", row.id, f"its messages do not render: {prompt.detail}")

@@ -46,10 +46,11 @@ KNOWN_REASONS = frozenset(
 
 _MAY_BE_NULL = {
     Trace: frozenset(
-        ("stop_id", "reasoning_start", "reasoning_end", "messages", "logprobs", "weight_version")
+        ("stop_id", "reasoning_start", "reasoning_end", "messages", "tools", "logprobs",
+         "weight_version")
     ),
     Rejected: frozenset(
-        ("prompt_ids", "output_ids", "finish_reason", "messages", "line", "text", "seed",
+        ("prompt_ids", "output_ids", "finish_reason", "messages", "tools", "line", "text", "seed",
          "max_new_tokens", "weight_version")
     ),
 }  # fmt: skip
@@ -205,6 +206,8 @@ class RowChecks:
 
     def _check_columns(self, row: Trace) -> None:
         add, joints, count = self.faults.add, row.joints, len(row.output_ids)
+        if row.tools is not None and tools_of(row) is None:
+            add("tools", row.id, f"its tools are no list of definitions: {row.tools[:80]!r}")
         if joints and not (joints == sorted(set(joints)) and 0 < joints[0] <= joints[-1] < count):
             add("joints", row.id, f"continued at {joints[:20]}, which are no increasing positions "
                 f"inside its {count} output ids")  # fmt: skip
@@ -247,6 +250,13 @@ class RowChecks:
         first += [conversation_key(name, content) for name in _given_ids(row)]
         reach = 64 if self.faults.counts["messages"] > 64 else _DUPLICATES
         return any(nth_key(one, n) == key for n in range(reach) for one in first)
+
+
+def tools_of(row: Trace) -> list[dict[str, Any]] | None:
+    """The definitions of tools that a row was rendered with; None where it has none."""
+    tools = None if row.tools is None else _parsed(row.tools)
+    sound = type(tools) is list and tools and all(type(tool) is dict for tool in tools)
+    return tools if sound else None
 
 
 def _given_ids(row: Trace) -> list[str]:
