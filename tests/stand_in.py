@@ -28,9 +28,11 @@ def without_markers(tokenizer: Tokenizer) -> Tokenizer:
     return dataclasses.replace(tokenizer, backend=Backend.from_str(json.dumps(backend)))
 
 
-def stand_in(plain: Tokenizer, source: str) -> tuple[Tokenizer, ChatTemplate, Profile]:
-    """`plain` (from `without_markers`) with a template's control strings; a stop id is what
-    its history ends an answer with, unless the template writes the tokenizer's eos."""
+def stand_in(
+    plain: Tokenizer, source: str, *, stop: str | None = None
+) -> tuple[Tokenizer, ChatTemplate, Profile]:
+    """`plain` (from `without_markers`) with a template's control strings; a stop id is `stop`, or
+    what its history ends an answer with, unless the template writes the tokenizer's eos."""
     special = {"bos_token": "<|BOS|>", "eos_token": "<|EOS|>"}
     backend = Backend.from_str(plain.backend.to_str())
     strings = dict.fromkeys([*special.values(), *CONTROL.findall(source)])
@@ -39,6 +41,9 @@ def stand_in(plain: Tokenizer, source: str) -> tuple[Tokenizer, ChatTemplate, Pr
         plain, backend=backend, special_tokens_map=special, chat_template=source
     )
     template = ChatTemplate.of(tokenizer)
+    if stop is not None:
+        stop_ids = [tokenizer.control[stop]]
+        return tokenizer, template, build_profile(tokenizer, template, stop_token_ids=stop_ids)
     profile = build_profile(tokenizer, template)
     end = turn_end(tokenizer, Scenes(template, profile))
     if end is not None and len(end.ids) == 1:

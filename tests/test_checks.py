@@ -36,6 +36,12 @@ def test_an_honest_answer_passes(checker: Checker) -> None:
     assert (verdict.reasoning_start, verdict.reasoning_end, verdict.stop_id) == (5, 7, 506)
 
 
+def test_a_reasoning_that_is_closed_at_once_is_none(checker: Checker) -> None:
+    verdict = checker.judge(PROMPT, generation([511, 72, 506]))
+    assert (verdict.refusal, verdict.marks) == (None, [])
+    assert (verdict.reasoning_start, verdict.reasoning_end) == (None, None)
+
+
 def test_a_stop_id_at_the_cap_counts_as_complete(checker: Checker) -> None:
     verdict = checker.judge(PROMPT, generation([70, 511, 71, 506], finish_reason="length"))
     assert (verdict.refusal, verdict.marks, verdict.complete) == (None, ["eos_at_cap"], True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capturing import capture_from, numbered, paired, write_prompts
-from eyas import Run
+from capturing import capture_from, config_for, numbered, paired, write_prompts
+from eyas import Run, capture
 from eyas.stats import Lengths, run_stats
 from fault_server import Answer, Fault, FaultServer, Target
 
@@ -67,3 +67,20 @@ def test_a_run_counted_by_hand(tmp_path: Path) -> None:
         if 511 in t.output_ids
     ]
     assert tokens["answer"]["total"] == sum(answers)
+
+
+def test_an_answer_whose_reasoning_is_closed_at_once(tmp_path: Path) -> None:
+    target = Target()
+    a = target.plain[0]
+
+    def policy(_: Answer, honest: Answer) -> Fault:
+        honest["output_ids"] = [511, a, a, 506]
+        honest["text"] = target.tokenizer.decode([511, a, a])
+        honest["meta_info"]["completion_tokens"] = 4
+        return Fault(answer=honest)
+
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(3))
+    with FaultServer(target, policy=policy) as server:
+        capture(config_for(server, prompts, tmp_path / "run"), probe=False)
+    tokens = run_stats(Run(tmp_path / "run"))["tokens"]
+    assert (tokens["reasoning"]["rows"], tokens["answer"]["total"]) == (0, 6)

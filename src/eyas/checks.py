@@ -255,7 +255,9 @@ class Checker:
         if before:
             ids, distinct = [*before, *ids], distinct.union(before)
         start, end, after, closers = profile.spans(self.tokenizer, prompt_ids, ids)
-        verdict = Verdict(reasoning_start=start, reasoning_end=end)
+        verdict = Verdict()
+        if start != end:  # closed at once: there is none
+            verdict.reasoning_start, verdict.reasoning_end = start, end
         marks = verdict.marks
         ended = g.finish_reason == "stop"
         if not ended and ids[-1] in profile.stop_ids:
@@ -281,8 +283,11 @@ class Checker:
                     reasoning_start=start,
                 )
         elif end is not None and ended:
-            rest = ids[after - len(prompt_ids) : -1]
-            if not self.tokenizer.join(rest[:64]).strip() and not self.tokenizer.join(rest).strip():
+            first, last = profile.content_span(
+                self.tokenizer, ids, after - len(prompt_ids), len(ids) - 1
+            )
+            if all(not self.tokenizer.join(ids[at : at + 64]).strip()
+                   for at in range(first, last, 64)):  # fmt: skip
                 marks.append("empty_answer")
         if closers > 1:
             marks.append("second_closer")

@@ -46,8 +46,9 @@ def run_stats(run: Run) -> dict[str, Any]:
     turns: Counter[int] = Counter()
     reasons: Counter[str] = Counter()
     lengths = {name: Lengths() for name in ("prompt", "output", "reasoning", "answer")}
-    closer = run.manifest.profile.get("closer")
-    closer_ids = len(closer["ids"]) if closer else 0
+    opener, closer = (
+        (run.manifest.profile.get(name) or {"ids": []})["ids"] for name in ("opener", "closer")
+    )
     columns = ["prompt_ids", "output_ids", "finish_reason", "stop_id", "reasoning_start",
                "reasoning_end", "marks", "turn"]  # fmt: skip
     rows = 0
@@ -64,9 +65,11 @@ def run_stats(run: Run) -> dict[str, Any]:
         if start is not None:
             lengths["reasoning"].add((end if closed is None else closed) - start)
         if closed is not None:
-            lengths["answer"].add(max(0, end - closed - closer_ids))
-        elif start is None:
-            lengths["answer"].add(end - n)
+            lengths["answer"].add(max(0, end - closed - len(closer)))
+        elif start is None:  # there was none, or it was closed at once
+            at_once = [ids for ids in (closer, opener + closer) if ids]
+            begun = [len(ids) for ids in at_once if row["output_ids"][: len(ids)] == ids]
+            lengths["answer"].add(end - n - max(begun, default=0))
     for row in run.records(REJECTED, ["reason"]):
         reasons[row["reason"]] += 1
     return {

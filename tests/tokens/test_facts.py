@@ -259,7 +259,7 @@ def test_an_answer_that_the_template_does_not_take_back(tokenizer: Tokenizer) ->
         "{%- for m in messages -%}{%- if '|' in m.content -%}"
         "{{ raise_exception('no channels here') }}{%- endif -%}{%- endfor -%}"
     )
-    answer = "'<|system|>final' + m.content"
+    answer = "'final| ' + m.content"
     facts = facts_of(source(before=strict, answer=answer), tokenizer)
     assert facts.append_only is False
     assert facts.first_difference == "the answer given back is refused: no channels here"

@@ -35,14 +35,12 @@ CLASSES = {
 
 HISTORY = {
     "DeepSeek-V4-Flash-0731 (jinja port)": (True, None),
-    "command-a-reasoning": (False, None),
     "Mistral-Small-3.2": (True, None),
     "Nemotron-3-Super": (False, None),
 }
 """Where our question is another one. DeepSeek-V4's prompt closes the reasoning, so its answer has
-none; Command-A's response marker is in the content that is given back, and written again;
-Mistral-Small-3.2 moves tools only, and there are none here; Nemotron-3 puts its own line feeds
-around a reasoning that is given back with those it was generated with."""
+none; Mistral-Small-3.2 moves tools only, and there are none here; Nemotron-3 puts its own line
+feeds around a reasoning that is given back with those it was generated with."""
 
 
 class Measured(NamedTuple):

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from eyas.demo.server import TARGET
 from eyas.errors import EyasError, TemplateRefusal
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
+from eyas.tokens.facts import template_facts
+from stand_in import stand_in, without_markers
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -211,6 +213,63 @@ def test_profiles_of_real_models(
     assert reading.content == "Four."
     if "\n" in tokenizer.decode(output[-3:]):
         pytest.fail("the answer must not hold the stop id")
+
+
+@pytest.mark.parametrize("reasons", [True, False])
+def test_channels_of_gpt_oss_are_taken_apart(reasons: bool, shared: Path) -> None:
+    text = (shared / "templates" / "gpt-oss.jinja").read_text(encoding="utf-8")
+    tokenizer = load_tokenizer(str(shared / "tokenizers" / "gptoss"), chat_template=text)
+    template = ChatTemplate.of(tokenizer)
+    profile = build_profile(tokenizer, template)
+    prompt = tokenizer.encode(template.render([{"role": "user", "content": "Hi"}]))
+    analysis = "<|channel|>analysis<|message|>Let me think.<|end|><|start|>assistant"
+    said = (analysis if reasons else "") + "<|channel|>final<|message|>Four.\n<|return|>"
+    reading = profile.read(tokenizer, prompt, tokenizer.encode(said))
+    assert (reading.reasoning, reading.content) == ("Let me think." if reasons else None, "Four.\n")
+    answer = {"role": "assistant", "content": reading.content}
+    again = template.render(
+        [{"role": "user", "content": "Hi"}, answer, {"role": "user", "content": "?"}]
+    )
+    assert again.count("<|channel|>final<|message|>Four.\n<|end|>") == 1
+
+
+_FRAMED = {
+    "Cohere2MoE": ("<|END_OF_TURN_TOKEN|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    "command-a-reasoning-08-2025": (
+        "<|END_OF_TURN_TOKEN|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    "Kimi-K3-llamacpp-port": (
+        "<|end_of_msg|>", "<|open|>response<|sep|>",
+        "<|close|>response<|sep|><|close|>message<|sep|>"),
+    "miles-inkling_fixed": (
+        "<|content_model_end_sampling|>", "<|message_model|><|content_text|>", "<|end_message|>"),
+}  # fmt: skip
+"""Template -> what ends its turns, and what stands around content behind a reasoning."""
+
+
+@pytest.mark.parametrize("name", _FRAMED)
+def test_what_stands_around_content_is_taken_off(
+    name: str, shared: Path, tokenizer: Tokenizer
+) -> None:
+    stop, first, last = _FRAMED[name]
+    source = (shared / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+    own, template, profile = stand_in(without_markers(tokenizer), source, stop=stop)
+    opener, closer = profile.opener, profile.closer
+    assert opener is not None
+    assert closer is not None
+    prompt = template.render([{"role": "user", "content": "Hi"}])
+    opens = "" if profile.reasoning == "open" else opener.text
+    output = own.encode(f"{opens}Let me think.{closer.text}{first}Four.{last}{stop}")
+    reading = profile.read(own, own.encode(prompt), output)
+    assert (reading.reasoning, reading.content) == ("Let me think.", "Four.")
+    assert reading.closers == 1
+    facts = template_facts(own, template, profile)
+    assert facts.append_only, facts.first_difference
+
+
+def test_a_run_of_an_earlier_version_has_no_frame(profile: Profile) -> None:
+    saved = profile.as_dict()
+    del saved["content_openers"], saved["content_closer"]
+    assert Profile.from_dict(saved) == profile
 
 
 def test_a_closer_that_shares_an_id_with_what_follows(shared: Path) -> None:

@@ -19,7 +19,8 @@ class TurnEnd(NamedTuple):
     text: str
     """The text from the content to the turn's end, the end included."""
     ids: tuple[int, ...]
-    """The first control id after the content (all ids of the end where none is a control id)."""
+    """The first stop id after the content, else the first control id (all ids of the end where
+    none is a control id)."""
     stop_is_role_marker: bool
     """Whether the end is a stop id, and all that begins the next user's turn and the first."""
 
@@ -48,13 +49,15 @@ def turn_end(tokenizer: Tokenizer, scenes: Scenes) -> TurnEnd | None:
     if not control or not found:
         text = last.rstrip() if between.startswith(last.rstrip()) else ""
         return TurnEnd(text, tuple(encode(tokenizer, text)), False)
-    end = tokenizer.control[found[0]]
+    stop_ids = scenes.profile.stop_ids
+    name = next((text for text in found if tokenizer.control[text] in stop_ids), found[0])
+    end = tokenizer.control[name]
     first = control.findall((scenes.prompt or "").partition(USER)[0])
-    alone = found == found[:1] == first[-1:]
+    alone = found == [name] == first[-1:]
     return TurnEnd(
-        text=between[: between.index(found[0]) + len(found[0])],
+        text=between[: between.index(name) + len(name)],
         ids=(end,),
-        stop_is_role_marker=alone and end in scenes.profile.stop_ids,
+        stop_is_role_marker=alone and end in stop_ids,
     )
 
 

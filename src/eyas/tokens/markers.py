@@ -1,6 +1,6 @@
-"""The reasoning markers of a target: the texts that begin and end its reasoning.
+"""The markers of a target: the texts that begin and end its reasoning, and those around content.
 
-Invariant: a pair is named only if the template, its rendering or the vocabulary shows it. No
+Invariant: a marker is named only if the template, its rendering or the vocabulary shows it. No
 model's name is looked at.
 """
 
@@ -32,7 +32,7 @@ _CLOSERS = {
 }
 """Closers that are more than the opener with a slash."""
 
-_USER, _REASONING, _ANSWER = "qzuser", "qzreasoning", "qzanswer"
+_USER, _REASONING, _ANSWER, _AGAIN = "qzuser", "qzreasoning", "qzanswer", "qzagain"
 
 
 class Marker(NamedTuple):
@@ -78,6 +78,66 @@ def find_markers(
     return first, last, prompt_state(prompt, first.text, last.text)
 
 
+def find_frame(
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    reasoning: tuple[Marker | None, Marker | None],
+    stop_ids: frozenset[int],
+) -> tuple[tuple[Marker, ...], Marker | None]:
+    """What a model writes around an answer's content besides its reasoning, as history shows it.
+
+    gpt-oss begins the content with ``<|start|>assistant<|channel|>final<|message|>`` (behind its
+    reasoning) or ``<|channel|>final<|message|>``, Command-A puts it between ``<|START_RESPONSE|>``
+    and ``<|END_RESPONSE|>``. Only what holds a control string counts, and nothing that ends the
+    turn. Returns what may stand before the content, the longest first, and what stands behind it.
+    """
+    control = tokenizer.control_pattern
+    if control is None:
+        return (), None
+    header = _render(template, answered=False).rpartition(_USER)[2]
+    openers: dict[str, None] = {}
+    last: str | None = None
+    for reasons, again in ((True, False), (True, True), (False, False), (False, True)):
+        text = _render(template, answered=True, reasons=reasons, again=again)
+        before, found, after = text.partition(_USER)[2].partition(_ANSWER)
+        if not found:
+            continue
+        opener = _before_content(before, header, reasoning[1], control)
+        markers = [marker.text for marker in reasoning if marker is not None]
+        if control.search(opener) and not any(text in opener for text in markers):
+            openers[opener.strip()] = None
+        if again and last is None:
+            last = _before_stop(after, tokenizer, stop_ids)
+    known = sorted(openers, key=len, reverse=True)
+    made = tuple(Marker(text, tuple(tokenizer.encode(text))) for text in known)
+    return made, Marker(last, tuple(tokenizer.encode(last))) if last else None
+
+
+def _before_content(
+    before: str, header: str, closer: Marker | None, control: re.Pattern[str]
+) -> str:
+    """What stands between an answer's reasoning, or else its header, and its content."""
+    if _REASONING in before:
+        behind = before.rpartition(_REASONING)[2]
+        return behind.partition(closer.text)[2] if closer is not None else ""
+    pairs = zip(before, header, strict=False)
+    at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(before), len(header)))
+    # Control strings stay whole.
+    at = next((m.start() for m in control.finditer(before) if m.start() < at < m.end()), at)
+    written = control.findall(header)
+    return "" if any(text in written for text in control.findall(before[at:])) else before[at:]
+
+
+def _before_stop(text: str, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> str:
+    """The control strings before the first stop id; "" where there are none or it never comes."""
+    assert tokenizer.control_pattern is not None
+    for found in tokenizer.control_pattern.finditer(text.partition(_AGAIN)[0]):
+        if tokenizer.control[found.group()] in stop_ids:
+            before = text[: found.start()]
+            return before.strip() if tokenizer.control_pattern.search(before) else ""
+    return ""
+
+
 def prompt_state(prompt: str, opener: str, closer: str) -> str:
     """Whether a prompt ends inside the reasoning (``open``), behind it (``closed``) or neither
     (``none``). Whitespace behind the marker does not count."""
@@ -94,14 +154,25 @@ def closer_of(opener: str) -> str:
     return opener[0] + ("|/" + opener[2:] if opener.startswith("<|") else "/" + opener[1:])
 
 
-def _render(template: ChatTemplate | None, *, answered: bool) -> str:
-    """One question, with an answer that has reasoning or for one; "" where that is refused."""
-    answer = {"role": "assistant", "content": _ANSWER, "reasoning_content": _REASONING}
-    messages = [{"role": "user", "content": _USER}, *([answer] if answered else [])]
+def _render(
+    template: ChatTemplate | None,
+    *,
+    answered: bool,
+    reasons: bool = True,
+    again: bool = False,
+) -> str:
+    """One question; with an answer (and its reasoning), and a question more. "" where refused."""
+    messages = [{"role": "user", "content": _USER}]
+    if answered:
+        messages.append({"role": "assistant", "content": _ANSWER})
+        if reasons:
+            messages[-1]["reasoning_content"] = _REASONING
+    if again:
+        messages.append({"role": "user", "content": _AGAIN})
     if template is None:
         return ""
     try:
-        return template.render(messages, add_generation_prompt=not answered)
+        return template.render(messages, add_generation_prompt=again or not answered)
     except TemplateRefusal:
         return ""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from eyas.errors import TemplateRefusal
 from eyas.tokens.chat_template import ChatTemplate
-from eyas.tokens.markers import Marker, find_markers
+from eyas.tokens.markers import Marker, find_frame, find_markers
 from eyas.tokens.tokenizer import Tokenizer
 
 _TAIL = 24
@@ -31,9 +31,11 @@ class Reading(NamedTuple):
     reasoning: str | None
     """The text between opener and closer (to the end where there is no closer)."""
     content: str
-    """The text between closer and stop id, unstripped."""
+    """The text between closer and stop id, unstripped, without the markers around it."""
     content_start: int
-    """The first id after the closer."""
+    """The content's first id."""
+    content_end: int
+    """The id after its last one: the stop id, what is written before it, or the end."""
     closers: int
     """How many closers stand in the output."""
 
@@ -58,6 +60,10 @@ class Profile:
     """Ids that begin a user's, the system's or a tool's message; a model writes none."""
     bos_ids: tuple[int, ...] = ()
     """The id that the tokenizer calls bos; a prompt must not begin with two of them."""
+    content_openers: tuple[Marker, ...] = ()
+    """What the model may write before content, besides its reasoning; the longest first."""
+    content_closer: Marker | None = None
+    """What it writes between content and stop id."""
 
     def as_dict(self, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
         """For the manifest: plain values, with the texts of ids where a tokenizer is given."""
@@ -76,6 +82,8 @@ class Profile:
             "prompt_tail_text": tokenizer.decode(self.prompt_tail) if tokenizer else None,
             "role_headers": [list(header) for header in self.role_headers],
             "bos_ids": list(self.bos_ids),
+            "content_openers": [marker(opener) for opener in self.content_openers],
+            "content_closer": marker(self.content_closer),
         }
 
     @classmethod
@@ -95,6 +103,8 @@ class Profile:
             prompt_tail=tuple(data["prompt_tail"]),
             role_headers=tuple(tuple(header) for header in data["role_headers"]),
             bos_ids=tuple(data.get("bos_ids", ())),
+            content_openers=tuple(filter(None, map(marker, data.get("content_openers", ())))),
+            content_closer=marker(data.get("content_closer")),
         )
 
     def open_position(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> int | None:
@@ -131,27 +141,45 @@ class Profile:
         """Take one generation apart. The texts come from ids and leave out the stop id."""
         spans = self.spans(tokenizer, prompt_ids, output_ids)
         start, end, content_start, closers = spans
-        n = len(prompt_ids)
         ids = [*prompt_ids, *output_ids]
         body_end = len(ids)
         if output_ids and output_ids[-1] in self.stop_ids:
             body_end -= 1
-        if start is None:
-            return Reading(
-                None, None, None, tokenizer.decode(ids[n:body_end]), content_start, closers
-            )
-        if end is None:
-            return Reading(start, None, tokenizer.decode(ids[start:body_end]), "", body_end, 0)
+        if start is not None and end is None:
+            reasoning = tokenizer.decode(ids[start:body_end])
+            return Reading(start, None, reasoning, "", body_end, body_end, 0)
+        content_start, content_end = self.content_span(tokenizer, ids, content_start, body_end)
+        if start is None or end is None:
+            content = tokenizer.decode(ids[content_start:content_end])
+            return Reading(None, None, None, content, content_start, content_end, closers)
         assert self.closer is not None
-        if self.closer.single is not None or tuple(ids[end:content_start]) == self.closer.ids:
+        width = len(self.closer.ids)
+        if self.closer.single is not None or tuple(ids[end : end + width]) == self.closer.ids:
             reasoning = tokenizer.decode(ids[start:end])
-            content = tokenizer.decode(ids[content_start:body_end])
+            content = tokenizer.decode(ids[content_start:content_end])
         else:  # the closer shares ids with its neighbours: part the bytes, not the ids
             whole = tokenizer.join(ids[start:body_end])
             before, _, after = whole.partition(self.closer.text.encode())
             reasoning = before.decode("utf-8", "replace")
             content = after.decode("utf-8", "replace")
-        return Reading(start, end, reasoning, content, content_start, closers)
+        return Reading(start, end, reasoning, content, content_start, content_end, closers)
+
+    def content_span(
+        self, tokenizer: Tokenizer, ids: Sequence[int], start: int, end: int
+    ) -> tuple[int, int]:
+        """Where the content lies within ids of an answer, without the markers around it."""
+        first = start
+        while first < min(end, start + 3) and not tokenizer.join(ids[first : first + 1]).strip():
+            first += 1
+        for opener in self.content_openers:
+            after = first + len(opener.ids)
+            if after <= end and tuple(ids[first:after]) == opener.ids:
+                start = after
+                break
+        last = self.content_closer
+        if last is not None and tuple(ids[max(start, end - len(last.ids)) : end]) == last.ids:
+            end -= len(last.ids)
+        return start, end
 
     def spans(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int], output_ids: Sequence[int]
@@ -170,8 +198,11 @@ class Profile:
         found = self._find_closers(tokenizer, output_ids, offset)
         if not found:
             return start, None, n + len(output_ids), 0
-        (first, after), count = found[0], len(found)
-        return start, n + first, n + after, count
+        last = len(output_ids)
+        if self.content_closer is not None:  # some models end both with the same string
+            last -= len(self.content_closer.ids) + (output_ids[-1] in self.stop_ids)
+        first, after = found[0]
+        return start, n + first, n + after, 1 + sum(at < last for at, _ in found[1:])
 
     def _opened_by_model(self, tokenizer: Tokenizer, output_ids: Sequence[int]) -> int | None:
         """How many of the output's first ids make up an opener (whitespace may precede it)."""
@@ -231,6 +262,7 @@ def build_profile(
     stop_ids = declared | tokenizer_eos | frozenset(stop_token_ids)
     prompt = _render(template, [{"role": "user", "content": "Hi"}]) or ""
     opener, closer, reasoning = find_markers(tokenizer, template, prompt)
+    content_openers, content_closer = find_frame(tokenizer, template, (opener, closer), stop_ids)
     bos = tokenizer.special_tokens_map.get("bos_token")
     bos_id = None if bos is None else tokenizer.control.get(bos)
     return Profile(
@@ -243,6 +275,8 @@ def build_profile(
         prompt_tail=tuple(tokenizer.encode(prompt)[-8:]),
         role_headers=_role_headers(tokenizer, template, stop_ids),
         bos_ids=() if bos_id is None else (bos_id,),
+        content_openers=content_openers,
+        content_closer=content_closer,
     )
 
 
