@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import tempfile
 from dataclasses import asdict, fields
+from pathlib import Path
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.store.journal import encode_line, is_whole, read_segment
+from eyas.store.parts import TRACES, parts, read_rows, seal
 from eyas.trace import FORMAT_VERSION, Rejected, Trace, arrow_schema, from_record, to_table
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=8)
@@ -36,8 +40,7 @@ def trace(**more: object) -> Trace:
     return Trace(**values)  # type: ignore[arg-type]
 
 
-def packed(ids: list[int] | None) -> bytes | None:
-    return None if ids is None else b"".join(i.to_bytes(4, "little") for i in ids)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 def test_columns_that_others_rely_on() -> None:
@@ -71,13 +74,15 @@ def test_what_counts_as_complete(finish: str, marks: list[str], complete: bool) 
 
 @given(st.lists(st.tuples(st.none() | IDS, st.none() | IDS), max_size=6))
 def test_ids_survive_a_parquet_file(rows: list[tuple[list[int] | None, list[int] | None]]) -> None:
-    records = [
-        {name: value for name, value in asdict(Rejected(
+    columns = [
+        orjson.dumps({name: value for name, value in asdict(Rejected(
             f"r{n}/0/0", f"r{n}", 0, 0, "00" * 16, "text", "differs", finished_at=float(n)
-        )).items() if not name.endswith("_ids")}
+        )).items() if not name.endswith("_ids")})
         for n in range(len(rows))
     ]  # fmt: skip
-    table = to_table(Rejected, records, [packed(p) for p, _ in rows], [packed(o) for _, o in rows])
+    table = to_table(
+        Rejected, columns, [orjson.dumps(p) for p, _ in rows], [orjson.dumps(o) for _, o in rows]
+    )
     assert table.schema.equals(arrow_schema(Rejected), check_metadata=True)
     file = io.BytesIO()
     pq.write_table(table, file)
@@ -86,22 +91,38 @@ def test_ids_survive_a_parquet_file(rows: list[tuple[list[int] | None, list[int]
     assert [row.finished_at for row in read] == [float(n) for n in range(len(rows))]
 
 
+@given(
+    st.lists(st.tuples(TEXT, st.lists(TEXT, max_size=3), st.floats(-99, 0, width=32)), max_size=9)
+)
+def test_every_column_survives_sealing(values: list[tuple[str, list[str], float]]) -> None:
+    rows = [
+        trace(id=f"c{n}/0/0", messages=text, metadata=text, marks=marks, logprobs=[number],
+              sampling=text * 300, joints=[n], seed=2**31 - 1, finished_at=n + 0.25,
+              weight_version=text or None)
+        for n, (text, marks, number) in enumerate(values)
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder)
+        for name in ("journal", "traces", "rejected"):
+            (run / name).mkdir()
+        segment = run / "journal" / "segment-000001.log"
+        segment.write_bytes(b"".join(map(encode_line, rows)))
+        seal(run, 1, segment)
+        assert not segment.exists()
+        read = [from_record(row) for part in parts(run, TRACES) for row in read_rows(part)]
+    assert read == rows
+
+
 def test_a_record_becomes_the_row_that_it_was() -> None:
     row = trace(marks=["loop"], logprobs=[-0.5], finished_at=1.5, weight_version="v")
     moment = dt.datetime.fromtimestamp(1.5, dt.UTC)
     assert from_record({**asdict(row), "finished_at": moment}) == row
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-
-
 @given(IDS, st.none() | IDS, TEXT, st.none() | TEXT)
 def test_a_journal_line_gives_its_row_back(
     prompt: list[int], output: list[int] | None, text: str, message: str | None
 ) -> None:
-    import tempfile
-    from pathlib import Path
-
     good = trace(prompt_ids=prompt, output_ids=output or [], messages=message, metadata=text)
     bad = Rejected("r/0/0", "r", 0, 0, "00", "text", text, prompt_ids=prompt, output_ids=output)
     lines = [encode_line(good), encode_line(bad)]

@@ -13,6 +13,9 @@ import re
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
 
 from eyas.engines.base import Generation
 from eyas.tokens import Profile, Tokenizer
@@ -74,9 +77,13 @@ class Verdict:
         return self.refusal is None and "truncated" not in self.marks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checker:
-    """The checks for one target."""
+    """The checks for one target.
+
+    An answer of a thousand ids is looked through once, at C speed, for the few ids that mean
+    something (`_notable`); all that Python does afterwards concerns their positions.
+    """
 
     tokenizer: Tokenizer
     profile: Profile
@@ -98,21 +105,22 @@ class Checker:
         The order is from the plainest fault to the finest, so that the name given is the one
         that explains most.
         """
-        refusal = (
-            self._finish(generation)
-            or self._counts([*prompt_ids, *before] if before else prompt_ids, generation)
-            or self._ids(generation)
+        refusal = self._finish(generation) or self._counts(
+            [*prompt_ids, *before] if before else prompt_ids, generation
         )
+        if refusal is not None:
+            return Verdict(*refusal)
+        notable = self._notable_in(generation.output_ids)
+        if notable is None:
+            return Verdict(*self._bad_id(generation.output_ids))
         given = len(generation.output_ids)
-        if refusal is None and max_new_tokens is not None and given > max_new_tokens:
+        if max_new_tokens is not None and given > max_new_tokens:
             refusal = "budget", f"{given} output ids came; {max_new_tokens} were asked for"
+            return Verdict(*refusal)
+        refusal = self._stop(generation, notable) or self._second_account(generation)
         if refusal is not None:
             return Verdict(*refusal)
-        distinct = set(generation.output_ids)
-        refusal = self._stop(generation, distinct) or self._second_account(generation)
-        if refusal is not None:
-            return Verdict(*refusal)
-        return self._mark(prompt_ids, generation, distinct, before)
+        return self._mark(prompt_ids, generation, notable, before)
 
     def _finish(self, g: Generation) -> tuple[str, str] | None:
         if g.finish_reason not in ("stop", "length"):
@@ -154,17 +162,40 @@ class Checker:
             )
         return f"{given} output ids came, and the engine counts {counted}"
 
-    def _ids(self, g: Generation) -> tuple[str, str] | None:
-        ids, size = g.output_ids, self.profile.vocab_size
-        if set(map(type, ids)) != {int}:
-            at, bad = next((n, i) for n, i in enumerate(ids) if type(i) is not int)
-            return "not_ids", f"output id {at} is {bad!r}"
-        if min(ids) < 0 or max(ids) >= size:
-            at, bad = next((n, i) for n, i in enumerate(ids) if not 0 <= i < size)
-            return "vocabulary", f"output id {at} is {bad}; the vocabulary ends at {size - 1}"
-        return None
+    @cached_property
+    def _notable(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which ids of the vocabulary mean something by themselves.
 
-    def _stop(self, g: Generation, distinct: set[int]) -> tuple[str, str] | None:
+        The stop ids, the closer, the first ids of role headers; and 0 and 1, which JSON's
+        ``false`` and ``true`` equal.
+        """
+        profile = self.profile
+        wanted = {0, 1, *profile.stop_ids, *(header[0] for header in profile.role_headers)}
+        if profile.closer is not None:
+            wanted.update(profile.closer.ids)
+        table = np.zeros(profile.vocab_size, np.bool_)
+        table[[i for i in wanted if 0 <= i < profile.vocab_size]] = True
+        return table
+
+    def _notable_in(self, ids: list[int]) -> list[int] | None:
+        """The positions of ids that mean something; None if some item is no id at all."""
+        try:
+            packed = np.frombuffer(array("i", ids), np.uint32)
+        except (TypeError, OverflowError):
+            return None
+        if packed.max() >= self.profile.vocab_size:  # as unsigned numbers, negative ones too
+            return None
+        places: list[int] = self._notable.take(packed).nonzero()[0].tolist()
+        return None if any(type(ids[at]) is not int for at in places) else places
+
+    def _bad_id(self, ids: list[int]) -> tuple[str, str]:
+        size = self.profile.vocab_size
+        at, bad = next((n, i) for n, i in enumerate(ids) if type(i) is not int or not 0 <= i < size)
+        if type(bad) is not int:
+            return "not_ids", f"output id {at} is {bad!r}"
+        return "vocabulary", f"output id {at} is {bad}; the vocabulary ends at {size - 1}"
+
+    def _stop(self, g: Generation, notable: list[int]) -> tuple[str, str] | None:
         ids, stop_ids = g.output_ids, self.profile.stop_ids
         if g.finish_reason == "stop":
             last = ids[-1]
@@ -180,12 +211,12 @@ class Checker:
             named = type(g.matched) is int
             if not named and last not in stop_ids and last not in self.tokenizer.control.values():
                 return "stop_id", f"the last output id {self.tokenizer.name(last)} ends no turn"
-        found = stop_ids & distinct
-        if found and (found != {ids[-1]} or ids.index(ids[-1]) < len(ids) - 1):
-            at = next(n for n, i in enumerate(ids[:-1]) if i in stop_ids)
-            return "stop_inside", (
-                f"the stop id {self.tokenizer.name(ids[at])} stands at output id {at} of {len(ids)}"
-            )
+        for at in notable:
+            if ids[at] in stop_ids and at < len(ids) - 1:
+                named_stop = self.tokenizer.name(ids[at])
+                return "stop_inside", (
+                    f"the stop id {named_stop} stands at output id {at} of {len(ids)}"
+                )
         return None
 
     def _second_account(self, g: Generation) -> tuple[str, str] | None:
@@ -249,12 +280,13 @@ class Checker:
         return forms
 
     def _mark(
-        self, prompt_ids: list[int], g: Generation, distinct: set[int], before: Sequence[int]
+        self, prompt_ids: list[int], g: Generation, notable: list[int], before: Sequence[int]
     ) -> Verdict:
         profile, ids = self.profile, g.output_ids
         if before:
-            ids, distinct = [*before, *ids], distinct.union(before)
-        start, end, after, closers = profile.spans(self.tokenizer, prompt_ids, ids)
+            ids = [*before, *ids]
+            notable = self._notable_in(ids) or []
+        start, end, after, closers = profile.spans(self.tokenizer, prompt_ids, ids, among=notable)
         verdict = Verdict()
         if start != end:  # closed at once: there is none
             verdict.reasoning_start, verdict.reasoning_end = start, end
@@ -293,25 +325,22 @@ class Checker:
             marks.append("second_closer")
         if is_loop(ids[:-1] if ended else ids):
             marks.append("loop")
-        if self._has_role_header(ids, distinct):
+        if self._has_role_header(ids, notable):
             marks.append("role_header")
         bos = profile.bos_ids
         if bos and tuple(prompt_ids[:2]) == bos * 2:
             marks.append("doubled_bos")
         return verdict
 
-    def _has_role_header(self, ids: list[int], distinct: set[int]) -> bool:
+    def _has_role_header(self, ids: list[int], notable: list[int]) -> bool:
         last = len(ids) - 1
-        for header in self.profile.role_headers:
-            first, width = header[0], len(header)
-            if first not in distinct:
-                continue
-            at = -1
-            for _ in range(ids.count(first)):
-                at = ids.index(first, at + 1)
-                if at + width <= last and tuple(ids[at : at + width]) == header:
-                    return True
-        return False
+        return any(
+            ids[at] == header[0]
+            and at + len(header) <= last
+            and tuple(ids[at : at + len(header)]) == header
+            for header in self.profile.role_headers
+            for at in notable
+        )
 
 
 _LOOP_PERIODS = 128
@@ -328,14 +357,16 @@ def is_loop(ids: Sequence[int]) -> bool:
     n = len(ids)
     if n < _LOOP_IDS:
         return False
-    last = ids[-1]
-    for period in range(1, min(_LOOP_PERIODS, n // _LOOP_REPEATS) + 1):
-        if ids[n - 1 - period] != last:
-            continue
+    last, at = ids[-1], n - 2 - min(_LOOP_PERIODS, n // _LOOP_REPEATS)
+    while True:
+        try:
+            at = ids.index(last, at + 1, n - 1)
+        except ValueError:
+            return False
+        period = n - 1 - at
         span = max(_LOOP_REPEATS * period, _LOOP_IDS + period)
         if span <= n and ids[n - span + period :] == ids[n - span : n - period]:
             return True
-    return False
 
 
 def bad_prompt_id(prompt_ids: Sequence[int], vocab_size: int) -> int | None:

@@ -7,9 +7,9 @@ lengths, so neither is stored. Field order is column order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,45 +149,75 @@ def arrow_schema(kind: type[Trace] | type[Rejected]) -> pa.Schema:
 
 def to_table(
     kind: type[Trace] | type[Rejected],
-    records: list[dict[str, Any]],
-    prompt_ids: list[bytes | None],
-    output_ids: list[bytes | None],
+    columns: Sequence[bytes],
+    prompt_ids: Sequence[bytes],
+    output_ids: Sequence[bytes],
 ) -> pa.Table:
-    """Rows as an Arrow table.
+    """Rows as an Arrow table, made from JSON without a Python object a value.
 
     Args:
-        records: the columns besides the ids, by name.
-        prompt_ids: one item a row: little-endian int32, or None for null.
+        columns: each row's columns besides the ids, a JSON object without line breaks.
+        prompt_ids: each row's ids, a JSON list of int32 without spaces, or null.
         output_ids: likewise.
     """
+    import numpy as np
     import pyarrow as pa
+    from pyarrow import json
 
     schema = arrow_schema(kind)
+    if not columns:
+        return schema.empty_table()
     ids = {"prompt_ids": prompt_ids, "output_ids": output_ids}
-    arrays = []
-    for f in schema:
-        if f.name in ids:
-            arrays.append(_id_lists(ids[f.name]).cast(f.type))
-            continue
-        values = [record.get(f.name) for record in records]
-        if f.name == "finished_at":
-            values = [None if v is None else int(v * 1000) for v in values]
-        arrays.append(pa.array(values, type=f.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
+    moment = pa.field("finished_at", pa.float64())
+    read = pa.schema([moment if f.name == moment.name else f for f in schema if f.name not in ids])
+    data = b"\n".join(columns)
+    table = json.read_json(
+        pa.BufferReader(data),
+        read_options=json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        parse_options=json.ParseOptions(explicit_schema=read, unexpected_field_behavior="error"),
+    )
+    # Arrays are made from buffers: `pyarrow.array` and `pyarrow.compute` would import pandas
+    # first, where that is installed.
+    seconds = np.frombuffer(table.column(moment.name).combine_chunks().buffers()[1], np.float64)
+    milliseconds = pa.py_buffer((seconds[: len(table)] * 1000).astype(np.int64))
+    made = {
+        moment.name: pa.Array.from_buffers(
+            schema.field(moment.name).type, len(table), [None, milliseconds]
+        ),
+        **{name: _id_lists(rows) for name, rows in ids.items()},
+    }
+    return pa.Table.from_arrays(
+        [made[f.name] if f.name in made else table.column(f.name) for f in schema], schema=schema
+    )
 
 
-def _id_lists(rows: list[bytes | None]) -> pa.ListArray:
-    """A list<int32> column from packed ids, without a Python number an id."""
+_PARSED_TOGETHER = 64
+"""Lists of ids; more would not fit into the processor's caches."""
+
+
+def _id_lists(rows: Sequence[bytes]) -> pa.ListArray:
+    """A list<int32> column from JSON lists."""
+    import numpy as np
     import pyarrow as pa
+    import simdjson
 
-    ends = list(accumulate((len(row or b"") // 4 for row in rows), initial=0))
-    data = pa.py_buffer(b"".join(row or b"" for row in rows))
-    values = pa.Array.from_buffers(pa.int32(), ends[-1], [None, data])
-    missing = [row is None for row in rows]
-    return pa.ListArray.from_arrays(
-        pa.array(ends, pa.int32()),
-        values,
-        mask=pa.array(missing) if any(missing) else None,
+    lengths = [0 if row in (b"[]", b"null") else row.count(b",") + 1 for row in rows]
+    given = [row for row, length in zip(rows, lengths, strict=True) if length]
+    parser, pieces = simdjson.Parser(), [np.zeros(0, np.int32)]
+    for at in range(0, len(given), _PARSED_TOGETHER):
+        together = b"[%b]" % b",".join(given[at : at + _PARSED_TOGETHER])
+        # Nothing may refer to the last list when the next one is parsed.
+        flat = cast("simdjson.Array", parser.parse(together)).as_buffer(of_type="i")
+        pieces.append(np.frombuffer(flat, np.int64).astype(np.int32))  # lists in it are flattened
+    values = np.concatenate(pieces)
+    ends = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(lengths, out=ends[1:])
+    valid = np.packbits([row != b"null" for row in rows], bitorder="little")
+    return pa.ListArray.from_buffers(
+        pa.list_(pa.field("element", pa.int32())),
+        len(rows),
+        [pa.py_buffer(valid), pa.py_buffer(ends)],
+        children=[pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(values)])],
     )
 
 

@@ -1,10 +1,9 @@
 """The journal: rows that are durable but not yet sealed into a Parquet part.
 
-A segment is a file of lines ``CRC32 K PROMPT OUTPUT JSON\\n``: a checksum of the rest (8 hex
-digits), the kind of row (``T`` for a trace, ``R`` for a refused row), the prompt ids and the
-output ids (little-endian int32 in base64, ``-`` for null, ``.`` for none), and the other
-columns. Ids are packed since they are nearly all of a row, and sealing then never makes Python
-numbers of them. Invariants:
+A segment is a file of lines ``CRC32 K PROMPT OUTPUT COLUMNS\\n``: a checksum of the rest (8 hex
+digits), the kind of row (``T`` for a trace, ``R`` for a refused row), the prompt ids, the output
+ids and the other columns, each as JSON without spaces between its parts. Ids are nearly all of a
+row; they stand apart so that sealing parses them straight into int32. Invariants:
 
 * a segment is appended to by one process only and never again after that process ended, so
   that a torn tail stays where it is and costs only itself;
@@ -17,10 +16,7 @@ numbers of them. Invariants:
 from __future__ import annotations
 
 import os
-import sys
 import zlib
-from array import array
-from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields
@@ -78,21 +74,19 @@ class Segment:
         os.close(self._file)
 
 
-class Packed(NamedTuple):
-    """A journal line taken apart, its ids as they lie in it."""
+class Line(NamedTuple):
+    """A journal line taken apart: three pieces of JSON."""
 
-    prompt: bytes | None
-    """Little-endian int32; None for null."""
-    output: bytes | None
-    columns: dict[str, Any]
-    """The other columns."""
+    prompt: bytes
+    output: bytes
+    columns: bytes
 
     def record(self) -> dict[str, Any]:
-        """All columns, ids as lists."""
+        """All columns."""
         return {
-            **self.columns,
-            "prompt_ids": None if self.prompt is None else _unpack_ids(self.prompt),
-            "output_ids": None if self.output is None else _unpack_ids(self.output),
+            **orjson.loads(self.columns),
+            "prompt_ids": orjson.loads(self.prompt),
+            "output_ids": orjson.loads(self.output),
         }
 
 
@@ -102,21 +96,21 @@ def encode_line(row: Trace | Rejected) -> bytes:
     names, values = _GETTERS[type(row)]
     body = b"%b %b %b %b" % (
         kind,
-        _pack_ids(row.prompt_ids),
-        _pack_ids(row.output_ids),
+        orjson.dumps(row.prompt_ids),
+        orjson.dumps(row.output_ids),
         orjson.dumps(dict(zip(names, values(row), strict=True))),
     )
     return b"%08x %b\n" % (zlib.crc32(body), body)
 
 
-def read_segment(path: Path, kind: str) -> Iterator[Packed]:
+def read_segment(path: Path, kind: str) -> Iterator[Line]:
     """A segment's rows of one kind (``T`` or ``R``) whose lines are whole."""
     wanted = kind.encode()
     with path.open("rb") as file:
         for line in file:
             if line[9:10] == wanted and is_whole(line):
-                _, _, prompt, output, columns = line.split(b" ", 4)
-                yield Packed(_raw_ids(prompt), _raw_ids(output), orjson.loads(columns))
+                _, _, *pieces = line.split(b" ", 4)
+                yield Line(*pieces)
 
 
 def count_lines(path: Path, kind: str) -> int:
@@ -134,28 +128,6 @@ def is_whole(line: bytes) -> bool:
         return int(line[:8], 16) == zlib.crc32(line[9:-1])
     except ValueError:
         return False
-
-
-def _pack_ids(ids: list[int] | None) -> bytes:
-    if not ids:
-        return b"-" if ids is None else b"."
-    packed = array("i", ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return b2a_base64(packed, newline=False)
-
-
-def _raw_ids(text: bytes) -> bytes | None:
-    if text == b"-":
-        return None
-    return b"" if text == b"." else a2b_base64(text)
-
-
-def _unpack_ids(raw: bytes) -> list[int]:
-    packed = array("i", raw)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tolist()
 
 
 def _getter(kind: type[Trace] | type[Rejected]) -> tuple[list[str], Callable[[Any], Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from eyas.errors import DamagedRun
 from eyas.store.files import disk_errors, sync_directory, write_atomically
-from eyas.store.journal import Packed, read_segment
+from eyas.store.journal import Line, read_segment
 from eyas.trace import Rejected, Trace, arrow_schema, to_table
 
 TRACES, REJECTED = "traces", "rejected"
@@ -46,13 +46,13 @@ def seal(run: Path, number: int, segment: Path) -> None:
         sync_directory(segment.parent)
 
 
-def _groups(segment: Path, kind: str) -> Iterator[list[Packed]]:
+def _groups(segment: Path, kind: str) -> Iterator[list[Line]]:
     """One kind of a segment's rows, in groups that are small in memory."""
-    group: list[Packed] = []
+    group: list[Line] = []
     size = 0
     for row in read_segment(segment, kind):
         group.append(row)
-        size += 2048 + len(row.prompt or b"") + len(row.output or b"")
+        size += sum(map(len, row))
         if size >= _GROUP_BYTES:
             yield group
             group, size = [], 0
@@ -61,16 +61,16 @@ def _groups(segment: Path, kind: str) -> Iterator[list[Packed]]:
 
 
 def _write_groups(
-    kind: type[Trace] | type[Rejected], groups: Iterable[list[Packed]], path: Path
+    kind: type[Trace] | type[Rejected], groups: Iterable[list[Line]], path: Path
 ) -> None:
     with part_writer(path, arrow_schema(kind)) as writer:
         for group in groups:
             writer.write_table(
                 to_table(
                     kind,
-                    [row.columns for row in group],
-                    [row.prompt for row in group],
-                    [row.output for row in group],
+                    [line.columns for line in group],
+                    [line.prompt for line in group],
+                    [line.output for line in group],
                 )
             )
 

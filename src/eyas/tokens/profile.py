@@ -182,9 +182,19 @@ class Profile:
         return start, end
 
     def spans(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], output_ids: Sequence[int]
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        *,
+        among: Sequence[int] | None = None,
     ) -> tuple[int | None, int | None, int, int]:
-        """Only the positions of `read`: (start, end, content_start, closers)."""
+        """Only the positions of `read`: (start, end, content_start, closers).
+
+        Args:
+            among: positions in the output, in order, outside of which no closer's id stands;
+                None where that is not known.
+        """
         n = len(prompt_ids)
         if self.opener is None or self.closer is None:
             return None, None, n, 0
@@ -195,7 +205,7 @@ class Profile:
             if length is None:
                 return None, None, n, 0
             start, offset = n + length, length
-        found = self._find_closers(tokenizer, output_ids, offset)
+        found = self._find_closers(tokenizer, output_ids, offset, among)
         if not found:
             return start, None, n + len(output_ids), 0
         last = len(output_ids)
@@ -224,20 +234,18 @@ class Profile:
         return bisect_right(list(accumulate(map(len, pieces))), end - 1) + 1
 
     def _find_closers(
-        self, tokenizer: Tokenizer, output_ids: Sequence[int], offset: int
+        self,
+        tokenizer: Tokenizer,
+        output_ids: Sequence[int],
+        offset: int,
+        among: Sequence[int] | None,
     ) -> list[tuple[int, int]]:
         """(first id, id after) of each closer in the output from `offset` on."""
         assert self.closer is not None
         single = self.closer.single
         if single is not None:
-            found, at = [], offset - 1
-            for _ in range(output_ids.count(single)):
-                try:
-                    at = output_ids.index(single, at + 1)
-                except ValueError:  # the others stand before the offset
-                    break
-                found.append((at, at + 1))
-            return found
+            places = range(offset, len(output_ids)) if among is None else among
+            return [(at, at + 1) for at in places if at >= offset and output_ids[at] == single]
         pieces = tokenizer.pieces(output_ids)
         ends = list(accumulate(map(len, pieces)))
         text, wanted = b"".join(pieces), self.closer.text.encode()
