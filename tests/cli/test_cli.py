@@ -46,7 +46,7 @@ def test_help(verb: str) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = ["transformers", "tokenizers", "pyarrow", "aiohttp", "pydantic", "numpy"]
+    heavy = ["transformers", "tokenizers", "pyarrow", "httptools", "pydantic", "numpy"]
     code = (
         "import sys; sys.argv = ['eyas', '--help']\n"
         "from eyas.cli import main\n"

@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import math
-import os
 import time
 from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import aiohttp
 import orjson
 
+from eyas.engines.wire import Answer, CutAnswer, NoAnswer, NotConnected, Wire
 from eyas.errors import (
     BusyError,
     ConfigError,
@@ -35,9 +34,6 @@ _GET_PAUSES_S = (0.1, 0.3, 0.9)
 """Between tries of a page whose server is busy."""
 _SHOWN = 300
 """Characters of a server's message that are passed on."""
-
-_KEEPALIVE_S = 4.0
-"""Below uvicorn's 5 s (SGLang's default), so that idle connections are closed by us first."""
 
 
 def is_busy(status: int) -> bool:
@@ -75,10 +71,10 @@ class HttpClient:
         self._key = api_key
         given = urlsplit(url if "://" in url else f"http://{url}")
         self._login = (given.username, given.password or "") if given.username else None
-        self._open: aiohttp.ClientSession | None = None
+        self._open: Wire | None = None
 
     @property
-    def _session(self) -> aiohttp.ClientSession:
+    def _wire(self) -> Wire:
         if self._open is None:
             headers = {"Content-Type": "application/json"}
             if self._key:
@@ -86,17 +82,13 @@ class HttpClient:
             elif self._login:
                 pair = b64encode(":".join(self._login).encode()).decode()
                 headers["Authorization"] = f"Basic {pair}"
-            self._open = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=30),
-                headers=headers,
-            )
+            self._open = Wire(self.url, headers)
         return self._open
 
     async def close(self) -> None:
         """Close all connections; requests in flight are cut off, which aborts them."""
         if self._open is not None:
-            await self._open.close()
+            self._open.close()
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """POST a JSON object and return the JSON object that came back.
@@ -160,28 +152,20 @@ class HttpClient:
         writer.close()
         return True
 
-    async def _request(
-        self, method: str, path: str, data: bytes | None
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        began = False
+    async def _request(self, method: str, path: str, data: bytes | None) -> Answer:
         try:
-            async with self._session.request(method, self.url + path, data=data) as response:
-                began = True
-                return response.status, response.headers, await response.read()
-        except aiohttp.ClientConnectorError as error:
-            number = error.os_error.errno  # uvloop and asyncio word the same fault differently
-            reason = os.strerror(number).lower() if number and number > 0 else str(error.os_error)
+            return await self._wire.request(method, path, data)
+        except NotConnected as error:
             raise ServerUnreachable(
-                self._strike(f"nothing answers at {self.url} ({reason})")
+                self._strike(f"nothing answers at {self.url} ({error})")
             ) from error
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            said = str(error) or type(error).__name__
-            if began:
-                raise MalformedAnswer(
-                    self._strike(f"the answer was cut off: {said}"), reason="cut_answer"
-                ) from error
+        except CutAnswer as error:
+            raise MalformedAnswer(
+                self._strike(f"the answer was cut off: {error}"), reason="cut_answer"
+            ) from error
+        except NoAnswer as error:
             raise TransportError(
-                self._strike(f"the connection to {self.url} broke before an answer came: {said}")
+                self._strike(f"the connection to {self.url} broke before an answer came: {error}")
             ) from error
 
     def _parse(self, status: int, headers: Mapping[str, str], raw: bytes) -> dict[str, Any]:
@@ -213,10 +197,13 @@ class HttpClient:
         said = f"HTTP {status}: {self._message(raw)}"
         if is_busy(status):
             return BusyError(
-                said, status=status, retry_after=_retry_after(headers.get("Retry-After"))
+                said, status=status, retry_after=_retry_after(headers.get("retry-after"))
             )
         if status in (401, 403):
             hint = "is the key in the variable that --api-key-env names right?"
+            return RequestRefused(f"{said} ({hint})", status=status)
+        if "location" in headers:
+            hint = f"it points to {headers['location']}: give the address that answers itself"
             return RequestRefused(f"{said} ({hint})", status=status)
         return RequestRefused(said, status=status)
 
