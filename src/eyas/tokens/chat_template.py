@@ -53,6 +53,7 @@ class ChatTemplate:
             # test_chat_template compares every render with apply_chat_template.
             self._template = chat_template_utils._compile_jinja_template(source)
             self._alias = chat_template_utils._alias_reasoning_fields
+            self._reasoning = frozenset(chat_template_utils._REASONING_FIELDS)
             parsed = self._template.environment.parse(source)
         except TemplateError as error:
             raise TokenizerError(f"the chat template is not valid: {error}") from error
@@ -116,8 +117,8 @@ class ChatTemplate:
         Raises:
             TemplateRefusal: if the template refuses these messages, with its own words.
         """
-        chat = list(messages)
-        if any("reasoning_content" in message for message in chat):
+        chat = _without_nulls(messages)
+        if any(not self._reasoning.isdisjoint(message) for message in chat):
             chat = self._alias(chat)
         try:
             return str(
@@ -130,3 +131,17 @@ class ChatTemplate:
         except Exception as error:  # a template is a program: it may raise anything
             said = str(error) or type(error).__name__
             raise TemplateRefusal(f"the chat template refuses: {said}") from error
+
+
+def _without_nulls(messages: Sequence[Message]) -> list[Message]:
+    """Messages without keys that are null, as transformers 5 gives them to templates.
+
+    OpenAI's answers say ``content: null`` beside tool calls; transformers 4 hands that on, and
+    many templates then print the word None.
+    """
+    return [
+        message
+        if None not in message.values()
+        else {name: value for name, value in message.items() if value is not None}
+        for message in messages
+    ]
