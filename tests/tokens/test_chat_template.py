@@ -59,3 +59,15 @@ def test_the_hash_is_of_the_bytes() -> None:
     assert one.render(CHAT) == other.render(CHAT)
     assert one.hash != other.hash
     assert one.hash == ChatTemplate("{{ x }}", kwargs={"x": 1}).hash
+
+
+def test_what_is_null_is_not_there() -> None:
+    """OpenAI's answers hold ``content: null``; transformers 5 does not show it to templates."""
+    shows = ChatTemplate("{% for m in messages %}{{ m.content or m.calls }},{{ m | length }};{% endfor %}")
+    assert shows.render([*CHAT, {"role": "assistant", "content": None, "calls": "c"}]) == "Hi,2;c,2;"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_is_seen_under_each_of_its_names(name: str) -> None:
+    template = ChatTemplate("{{ messages[0].reasoning_content }}{{ messages[0].thinking }}")
+    assert template.render([{"role": "assistant", "content": "", name: "why"}]) == "whywhy"
