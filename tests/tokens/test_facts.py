@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from eyas.tokens import ChatTemplate, Tokenizer, build_profile
 from eyas.tokens.facts import TemplateFacts, template_facts
-from stand_in import without_markers
+from unmarked import without_markers
 
 
 def source(

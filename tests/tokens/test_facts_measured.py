@@ -12,7 +12,7 @@ import pytest
 
 from eyas.tokens import ChatTemplate, Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.facts import TemplateFacts, template_facts
-from stand_in import stand_in, without_markers
+from eyas.tokens.stand_in import stand_in
 
 TOKENIZERS = {
     "Kimi-K3": "",
@@ -81,8 +81,8 @@ def measured(shared: Path) -> list[Measured]:
 
 
 @pytest.fixture(scope="module")
-def found(measured: list[Measured], shared: Path, tokenizer: Tokenizer) -> dict[str, TemplateFacts]:
-    plain, loaded = without_markers(tokenizer), dict[str, Tokenizer]()
+def found(measured: list[Measured], shared: Path) -> dict[str, TemplateFacts]:
+    loaded = dict[str, Tokenizer]()
     facts = {}
     for row in measured:
         name = next((t for start, t in TOKENIZERS.items() if row.model.startswith(start)), "")
@@ -93,7 +93,7 @@ def found(measured: list[Measured], shared: Path, tokenizer: Tokenizer) -> dict[
             template = ChatTemplate(row.source, special_tokens_map=own.special_tokens_map)
             facts[row.model] = template_facts(own, template, build_profile(own, template))
         else:
-            facts[row.model] = template_facts(*stand_in(plain, row.source))
+            facts[row.model] = template_facts(*stand_in(row.source))
     return facts
 
 
@@ -156,11 +156,10 @@ def test_ids_of_real_tokenizers(found: dict[str, TemplateFacts]) -> None:
 
 
 @pytest.mark.slow
-def test_every_template_is_survived_and_counted(shared: Path, tokenizer: Tokenizer) -> None:
-    plain = without_markers(tokenizer)
+def test_every_template_is_survived_and_counted(shared: Path) -> None:
     everything, slowest = [], 0.0
     for path in sorted((shared / "templates").glob("*.jinja")):
-        parts = stand_in(plain, path.read_text(encoding="utf-8"))
+        parts = stand_in(path.read_text(encoding="utf-8"))
         began = time.perf_counter()
         everything.append(template_facts(*parts))
         slowest = max(slowest, time.perf_counter() - began)

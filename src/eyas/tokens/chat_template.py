@@ -120,11 +120,22 @@ class ChatTemplate:
         chat = _without_nulls(messages)
         if any(not self._reasoning.isdisjoint(message) for message in chat):
             chat = self._alias(chat)
+        return self.render_as_given(chat, add_generation_prompt=add_generation_prompt, **kwargs)
+
+    def render_as_given(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **kwargs: Any
+    ) -> str:
+        """`render` as transformers 4 does: nulls are handed on, and no name of the reasoning is
+        given another one's value.
+
+        Raises:
+            TemplateRefusal: as `render` does.
+        """
         try:
             return str(
                 self._template.render(
                     {**self._context, **kwargs},
-                    messages=chat,
+                    messages=list(messages),
                     add_generation_prompt=add_generation_prompt,
                 )
             )

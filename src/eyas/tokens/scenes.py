@@ -17,6 +17,7 @@ from eyas.tokens.profile import Profile
 
 SYSTEM, USER, AGAIN = "qzsystem", "qzuser", "qzagain"
 REASONING, ANSWER, RESULT = "qzreasoning", "qzanswer", "qzresult"
+ARGUMENT = "qzargument"
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -49,16 +50,26 @@ def answer(content: str = ANSWER, reasoning: str | None = REASONING) -> Message:
     return message
 
 
-def tool_cycle(*, arguments_as_text: bool) -> list[Message]:
-    """A question, a call and its result; the id has the nine letters that Mistral demands."""
-    arguments: Any = '{"at": "it"}' if arguments_as_text else {"at": "it"}
+NINE = "call00001"
+"""A call's id of the nine letters that Mistral demands; every other template takes it too."""
+
+
+def tool_cycle(
+    *,
+    arguments_as_text: bool,
+    content: str | None = "",
+    reasoning: str | None = None,
+    call_id: str = NINE,
+) -> list[Message]:
+    """A question, a call and its result."""
+    arguments: Any = f'{{"at": "{ARGUMENT}"}}' if arguments_as_text else {"at": ARGUMENT}
     function = {"name": "look", "arguments": arguments}
-    call = {"id": "call00001", "type": "function", "function": function}
-    return [
-        user(),
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": RESULT, "tool_call_id": "call00001", "name": "look"},
-    ]
+    call = {"id": call_id, "type": "function", "function": function}
+    asks: Message = {"role": "assistant", "content": content, "tool_calls": [call]}
+    if reasoning is not None:
+        asks["reasoning_content"] = reasoning
+    result = {"role": "tool", "content": RESULT, "tool_call_id": call_id, "name": "look"}
+    return [user(), asks, result]
 
 
 class Scenes:
@@ -77,22 +88,29 @@ class Scenes:
         return Scenes(self.template, self.profile, {**self.switches, **switches})
 
     def attempt(
-        self, messages: list[Message], *, answered: bool = False, **more: Any
+        self, messages: list[Message], *, answered: bool = False, as_given: bool = False, **more: Any
     ) -> tuple[str | None, str | None]:
-        """(text, None), or (None, the template's own words where it refuses)."""
-        switches = {**self.switches, **more}
+        """(text, None), or (None, the template's own words where it refuses).
+
+        Args:
+            messages: a conversation.
+            answered: it ends with an answer, so there is no generation prompt.
+            as_given: render as transformers 4 does (see `ChatTemplate.render_as_given`).
+            more: switches.
+        """
         if "strftime_now" in more:
-            return self._attempt(messages, answered, switches)
-        key = repr((messages, answered, more))
+            return self._attempt(messages, answered, as_given, more)
+        key = repr((messages, answered, as_given, more))
         if key not in self._seen:
-            self._seen[key] = self._attempt(messages, answered, switches)
+            self._seen[key] = self._attempt(messages, answered, as_given, more)
         return self._seen[key]
 
     def _attempt(
-        self, messages: list[Message], answered: bool, switches: dict[str, Any]
+        self, messages: list[Message], answered: bool, as_given: bool, more: dict[str, Any]
     ) -> tuple[str | None, str | None]:
+        render = self.template.render_as_given if as_given else self.template.render
         try:
-            text = self.template.render(messages, add_generation_prompt=not answered, **switches)
+            text = render(messages, add_generation_prompt=not answered, **{**self.switches, **more})
         except TemplateRefusal as error:
             cause = error.__cause__
             return None, str(cause) or type(cause).__name__
@@ -100,8 +118,9 @@ class Scenes:
             return None, str(error) or type(error).__name__
         return text, None
 
-    def text(self, messages: list[Message], *, answered: bool = False, **more: Any) -> str | None:
-        return self.attempt(messages, answered=answered, **more)[0]
+    def text(self, messages: list[Message], **more: Any) -> str | None:
+        """The text alone; None where the template refuses."""
+        return self.attempt(messages, **more)[0]
 
     @property
     def prompt(self) -> str | None:

@@ -186,7 +186,7 @@ class Tokenizer:
         """
         if not self.backend.decoder or "ByteLevel" not in str(type(self.backend.decoder)):
             return None
-        alphabet = {char: byte for byte, char in _byte_alphabet().items()}
+        alphabet = {char: byte for byte, char in byte_alphabet().items()}
         table = [b""] * self.size
         added = set(self.control.values())
         for text, index in self.backend.get_vocab(with_added_tokens=False).items():
@@ -390,7 +390,7 @@ def _int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _byte_alphabet() -> dict[int, str]:
+def byte_alphabet() -> dict[int, str]:
     """GPT-2's map from bytes to printable characters, as byte-level BPE files use it."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     alphabet = {byte: chr(byte) for byte in printable}
