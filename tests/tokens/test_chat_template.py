@@ -63,8 +63,12 @@ def test_the_hash_is_of_the_bytes() -> None:
 
 def test_what_is_null_is_not_there() -> None:
     """OpenAI's answers hold ``content: null``; transformers 5 does not show it to templates."""
-    shows = ChatTemplate("{% for m in messages %}{{ m.content or m.calls }},{{ m | length }};{% endfor %}")
-    assert shows.render([*CHAT, {"role": "assistant", "content": None, "calls": "c"}]) == "Hi,2;c,2;"
+    shows = ChatTemplate(
+        "{% for m in messages %}{{ m.content or m.calls }},{{ m | length }};{% endfor %}"
+    )
+    assert (
+        shows.render([*CHAT, {"role": "assistant", "content": None, "calls": "c"}]) == "Hi,2;c,2;"
+    )
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])

@@ -129,7 +129,7 @@ def test_a_tail_that_history_loses_is_a_difference(tokenizer: Tokenizer) -> None
 def test_a_switch_that_preserves_reasoning_is_found(tokenizer: Tokenizer, template: Any) -> None:
     facts = template_facts(tokenizer, template, build_profile(tokenizer, template))
     assert facts.reasoning == "open"
-    assert [tuple(s) for s in facts.switches] == [
+    assert [s[:3] for s in facts.switches] == [
         ("preserve_thinking", True, "keeps earlier reasoning"),
         ("thinking", False, "reasoning: open -> closed"),
     ]
@@ -152,7 +152,7 @@ def test_switches_of_unknown_names_values_that_raise_and_words_of_the_system(
     )
     prompt = "'' if messages[0].content != '/no_think' else '<think></think>'"
     facts = facts_of(source(before=before, prompt=prompt, other="m.content"), tokenizer)
-    assert [tuple(s) for s in facts.switches] == [
+    assert [s[:3] for s in facts.switches] == [
         ("reasoning_effort", "medium", "refused: only low"),
         ("reasoning_effort", "high", "refused: only low"),
         ("terse", True, "changes the prompt"),

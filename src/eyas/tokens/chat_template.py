@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ class ChatTemplate:
             # test_chat_template compares every render with apply_chat_template.
             self._template = chat_template_utils._compile_jinja_template(source)
             self._alias = chat_template_utils._alias_reasoning_fields
+            self._spans = chat_template_utils._render_with_assistant_indices
             self._reasoning = frozenset(chat_template_utils._REASONING_FIELDS)
             parsed = self._template.environment.parse(source)
         except TemplateError as error:
@@ -142,6 +144,27 @@ class ChatTemplate:
         except Exception as error:  # a template is a program: it may raise anything
             said = str(error) or type(error).__name__
             raise TemplateRefusal(f"the chat template refuses: {said}") from error
+
+    def answer_spans(self, messages: Sequence[Message], **kwargs: Any) -> tuple[str, ...]:
+        """The texts that ``{% generation %}`` marks as the answers' own, for training masks.
+
+        Empty where the template marks none, or refuses the messages.
+        """
+        if not _GENERATION.search(self.source):
+            return ()
+        try:
+            text, found = self._spans(
+                self._template,
+                messages=list(messages),
+                add_generation_prompt=False,
+                **{**self._context, **kwargs},
+            )
+        except Exception:  # what it refuses is told where it is rendered
+            return ()
+        return tuple(text[first:end] for first, end in found)
+
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def _without_nulls(messages: Sequence[Message]) -> list[Message]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from jinja2 import Undefined
 
-from eyas.conversation import Message
 from eyas.tokens.chat_template import ChatTemplate
 from eyas.tokens.history import Continuation, TurnEnd, continuation, encode, turn_end
 from eyas.tokens.profile import Profile
@@ -24,18 +23,18 @@ from eyas.tokens.scenes import (
     RESULT,
     SYSTEM,
     TOOLS,
+    USER,
     Scenes,
     answer,
     system,
     tool_cycle,
     user,
 )
-from eyas.tokens.switches import SYSTEM_TEXT, Switch, find_switches
+from eyas.tokens.switches import SYSTEM_TEXT, USER_TEXT, Switch, find_switches
+from eyas.tokens.takes import DROPPED, KEPT, Takes, shown, takes
 from eyas.tokens.tokenizer import Tokenizer
 
-KEPT, DROPPED, STRIPPED, REWRITTEN, NONE, UNKNOWN = (
-    "kept", "dropped", "stripped", "rewritten", "none", "unknown",
-)  # fmt: skip
+STRIPPED, REWRITTEN, NONE, UNKNOWN = "stripped", "rewritten", "none", "unknown"
 
 _TAIL = 64
 """How many of a prompt's last ids are searched for the opener."""
@@ -55,6 +54,8 @@ class TemplateFacts:
     """Whether the tokenizer's own special tokens would put a second BOS in front."""
     shows_date: bool
     """Whether the prompt depends on the date, at least with tools or a system message."""
+    shows_time: bool
+    """Whether it depends on the time of day too; a run gives every prompt midnight."""
     reasoning: str
     """``open``: the generation prompt ends inside the reasoning; ``closed``: behind it;
     ``generated``: the model writes the opener, or may; ``none``; ``unknown``."""
@@ -70,6 +71,9 @@ class TemplateFacts:
     """Given switches without which every rendering is the same: unknown, or the default."""
     roles: dict[str, str]
     """``system``, ``system_later``, ``developer``, ``tool``: kept, dropped or refused."""
+    system_place: str | None
+    """Where a system message stands: ``own`` (a message of its own), ``merged`` into the user's,
+    ``moved`` before the last user message; None where it is not kept."""
     alternation: bool | None
     """Whether two user messages in a row are refused."""
     earlier_reasoning: str
@@ -81,6 +85,8 @@ class TemplateFacts:
     """Whether turn 2's prompt begins with turn 1's prompt and answer, as ids."""
     append_only_with: dict[str, Any] | None
     """A switch that makes it so and leaves the generation prompt's reasoning as it is."""
+    append_only_with_tools: bool | None
+    """The same where there is a list of tools, which some templates move to the last turn."""
     first_difference: str | None
     """Where turn 2's prompt departs, with some text around."""
     turn_end_ids: tuple[int, ...]
@@ -89,6 +95,11 @@ class TemplateFacts:
     """Whether that is no stop id, as with gpt-oss (<|return|> is generated, <|end|> written)."""
     stop_is_role_marker: bool
     """Whether a stop id begins the next turn, as GLM's <|user|>."""
+    border_merges: bool
+    """Whether an answer that begins with a line feed, tokenized together with the prompt, takes
+    an id from the prompt: a reason to join ids and never text."""
+    takes: Takes
+    """What becomes of parts, nulls, tools and calls."""
 
     def as_dict(self) -> dict[str, Any]:
         """For a report or a manifest: plain JSON values."""
@@ -97,6 +108,7 @@ class TemplateFacts:
         for name in ("opener_ids", "ignored_kwargs", "turn_end_ids"):
             fields[name] = list(fields[name])
         fields["roles"] = dict(self.roles)
+        fields["takes"] = self.takes.as_dict()
         return fields
 
 
@@ -116,7 +128,8 @@ def template_facts(tokenizer: Tokenizer, template: ChatTemplate, profile: Profil
         first_user_refusal=refusal,
         writes_bos=bos[0],
         bos_would_double=bos[1],
-        shows_date=_shows_date(scenes),
+        shows_date=_shows_clock(scenes, *_DAYS),
+        shows_time=_shows_clock(scenes, *_TIMES),
         reasoning=reasoning,
         markers=markers,
         opener_tail=_opener_tail(profile, reasoning, prompt or ""),
@@ -124,15 +137,19 @@ def template_facts(tokenizer: Tokenizer, template: ChatTemplate, profile: Profil
         switches=switches,
         ignored_kwargs=_ignored_kwargs(scenes),
         roles=_roles(scenes),
+        system_place=_system_place(tokenizer, scenes),
         alternation=_alternation(scenes),
         earlier_reasoning=_earlier_reasoning(scenes, markers),
         last_turn_reasoning=_last_turn_reasoning(scenes, markers),
         append_only=again.append_only,
         append_only_with=_append_only_with(tokenizer, scenes, switches, again, reasons),
+        append_only_with_tools=_append_only_with_tools(tokenizer, scenes, again, reasons),
         first_difference=again.difference,
         turn_end_ids=end.ids if end else (),
         ends_differently=_ends_differently(end, profile),
         stop_is_role_marker=end.stop_is_role_marker if end else False,
+        border_merges=_border_merges(tokenizer, prompt or ""),
+        takes=takes(scenes),
     )
 
 
@@ -157,16 +174,26 @@ def _bos(tokenizer: Tokenizer, profile: Profile, prompt: str | None) -> tuple[bo
     return True, naive == ids[:1] * 2 and ids[:2] != naive
 
 
-def _shows_date(scenes: Scenes) -> bool:
-    """Two dates whose every part differs; some templates show them only with tools."""
-    dates = dt.datetime(2001, 2, 3, 4, 5, 6), dt.datetime(2019, 11, 28, 17, 48, 59)
+_DAYS = dt.datetime(2001, 2, 3, 4, 5, 6), dt.datetime(2019, 11, 28, 17, 48, 59)
+_TIMES = dt.datetime(2001, 2, 3, 4, 5, 6), dt.datetime(2001, 2, 3, 17, 48, 59)
+
+
+def _shows_clock(scenes: Scenes, *moments: dt.datetime) -> bool:
+    """Two moments whose every part differs; some templates show them only with tools."""
     for messages, tools in (([user()], None), ([system(), user()], None), ([user()], TOOLS)):
         first, second = (
-            scenes.text(messages, tools=tools, strftime_now=date.strftime) for date in dates
+            scenes.text(messages, tools=tools, strftime_now=moment.strftime) for moment in moments
         )
         if first != second:
             return True
     return False
+
+
+def _border_merges(tokenizer: Tokenizer, prompt: str) -> bool:
+    ids = encode(tokenizer, prompt)
+    return any(
+        encode(tokenizer, prompt + text)[: len(ids)] != ids for text in ("\nOkay", "\n\nOkay")
+    )
 
 
 def _opener_tail(profile: Profile, reasoning: str, prompt: str) -> str:
@@ -209,29 +236,39 @@ def _ignored_kwargs(scenes: Scenes) -> tuple[str, ...]:
 def _roles(scenes: Scenes) -> dict[str, str]:
     later = [user(), answer(reasoning=None), system(), user(AGAIN)]
     return {
-        "system": _kept(scenes, [system(), user()], SYSTEM),
-        "system_later": _kept(scenes, later, SYSTEM),
-        "developer": _kept(scenes, [system(role="developer"), user()], SYSTEM),
+        "system": shown(scenes, [system(), user()], SYSTEM),
+        "system_later": shown(scenes, later, SYSTEM),
+        "developer": shown(scenes, [system(role="developer"), user()], SYSTEM),
         "tool": _tool(scenes),
     }
-
-
-def _kept(scenes: Scenes, messages: list[Message], word: str, **more: Any) -> str:
-    text, refusal = scenes.attempt(messages, **more)
-    if text is None:
-        return f"refused: {refusal}"
-    return KEPT if word in text else DROPPED
 
 
 def _tool(scenes: Scenes) -> str:
     """The best of four: arguments as a mapping or as JSON text, without and with tools."""
     found = [
-        _kept(scenes, tool_cycle(arguments_as_text=as_text), RESULT, tools=tools)
+        shown(scenes, tool_cycle(arguments_as_text=as_text), RESULT, tools=tools)
         for tools in (None, TOOLS)
         for as_text in (False, True)
     ]
     return next((verdict for best in (KEPT, DROPPED) for verdict in found if verdict == best),
                 found[0])  # fmt: skip
+
+
+def _system_place(tokenizer: Tokenizer, scenes: Scenes) -> str | None:
+    """Whether a system message has a header of its own, and whether it stays where it is."""
+    text = scenes.text([system(), user()])
+    if text is None or SYSTEM not in text:
+        return None
+    then = scenes.text([system(), user(), answer(reasoning=None), user(AGAIN)]) or ""
+    if SYSTEM in then and USER in then and then.index(USER) < then.index(SYSTEM):
+        return "moved"
+    header = (scenes.prompt or "").partition(USER)[0]
+    before, _, after = text.partition(SYSTEM)
+    control = tokenizer.control_pattern
+    between = after.partition(USER)[0]
+    if before.strip() == header.strip() and not (control and control.search(between)):
+        return "merged"
+    return "own"
 
 
 def _alternation(scenes: Scenes) -> bool | None:
@@ -273,11 +310,23 @@ def _append_only_with(
     if plain.append_only is not False:
         return None
     for switch in switches:
-        if switch.name == SYSTEM_TEXT or switch.effect.startswith(("refused:", "reasoning:")):
+        if switch.name in (SYSTEM_TEXT, USER_TEXT) or switch.effect.startswith(
+            ("refused:", "reasoning:")
+        ):
             continue
         if continuation(tokenizer, scenes.under(switch.kwargs), reasons=reasons).append_only:
             return switch.kwargs
     return None
+
+
+def _append_only_with_tools(
+    tokenizer: Tokenizer, scenes: Scenes, plain: Continuation, reasons: bool
+) -> bool | None:
+    if not plain.append_only:
+        return plain.append_only
+    if scenes.text([user()], tools=TOOLS) is None:
+        return None
+    return continuation(tokenizer, scenes.under({"tools": TOOLS}), reasons=reasons).append_only
 
 
 def _ends_differently(end: TurnEnd | None, profile: Profile) -> bool | None:

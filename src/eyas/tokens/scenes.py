@@ -88,7 +88,12 @@ class Scenes:
         return Scenes(self.template, self.profile, {**self.switches, **switches})
 
     def attempt(
-        self, messages: list[Message], *, answered: bool = False, as_given: bool = False, **more: Any
+        self,
+        messages: list[Message],
+        *,
+        answered: bool = False,
+        as_given: bool = False,
+        **more: Any,
     ) -> tuple[str | None, str | None]:
         """(text, None), or (None, the template's own words where it refuses).
 

@@ -10,10 +10,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from eyas.tokens.scenes import REASONING, Scenes, system, user
+from eyas.conversation import Message
+from eyas.tokens.scenes import REASONING, USER, Scenes, system, user
 
-SYSTEM_TEXT = "system text"
-"""The name under which a word in the system message stands that works like a switch."""
+SYSTEM_TEXT, USER_TEXT = "system text", "user text"
+"""The names under which a word in a message stands that works like a switch."""
+
+_WORDS = ("/no_think", "/nothink", "/think")
 
 _EFFORTS = ("low", "medium", "high")
 _MORE_EFFORTS = ("none", "no_think", "minimal", "xhigh", "max")
@@ -56,6 +59,8 @@ class Switch(NamedTuple):
     name: str
     value: Any
     effect: str
+    prompt_end: str | None = None
+    """What follows the user's text in the prompt, if that is not what it is without the switch."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -65,14 +70,33 @@ class Switch(NamedTuple):
 def find_switches(scenes: Scenes) -> Iterator[Switch]:
     """Every switch that has an effect, found by rendering with and without it."""
     for name, value, known in _candidates(scenes):
-        effect = _effect(scenes, scenes.under({name: value}), value, known=known)
+        after = scenes.under({name: value})
+        effect = _effect(scenes, after, value, known=known)
         if effect:
-            yield Switch(name, value, effect)
-    base = scenes.reasoning_of(scenes.text([system("Be kind."), user()]))
-    for word in ("/no_think", "/think"):
-        now = scenes.reasoning_of(scenes.text([system(word), user()]))
-        if "unknown" not in (base, now) and now != base:
-            yield Switch(SYSTEM_TEXT, word, f"reasoning: {base} -> {now}")
+            end = _prompt_end(after.prompt)
+            yield Switch(name, value, effect, end if end != _prompt_end(scenes.prompt) else None)
+    for name in (SYSTEM_TEXT, USER_TEXT):
+        plain = scenes.text(_saying(name, "Be kind."))
+        for word in _WORDS:
+            text = scenes.text(_saying(name, word))
+            was, now = scenes.reasoning_of(plain), scenes.reasoning_of(text)
+            if text is not None and plain is not None and now != was:
+                effect = f"reasoning: {was} -> {now}"
+                if word not in text:
+                    effect += "; the word is taken out"
+                yield Switch(name, word, effect, _prompt_end(text))
+
+
+def _saying(name: str, words: str) -> list[Message]:
+    if name == SYSTEM_TEXT:
+        return [system(words), user()]
+    return [user(f"{words} {USER}")]
+
+
+def _prompt_end(prompt: str | None) -> str | None:
+    if prompt is None or USER not in prompt:
+        return None
+    return prompt.rpartition(USER)[2]
 
 
 def _candidates(scenes: Scenes) -> Iterator[tuple[str, Any, bool]]:
