@@ -16,6 +16,7 @@ from eyas.config import TargetConfig
 from eyas.engines import Engine, Sampling, ServerInfo, connect
 from eyas.errors import ConfigError, ServerUnreachable
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
+from eyas.tokens.template_files import TemplateText, read_template_file
 
 
 @dataclass(slots=True)
@@ -143,18 +144,13 @@ def resolve_sampling(config: TargetConfig, tokenizer: Tokenizer) -> Sampling:
     return Sampling(**said, stop_token_ids=tuple(config.stop_token_ids))  # type: ignore[arg-type]
 
 
-def read_template(file: str | None) -> str | None:
-    """The text of a ``--chat-template`` file; None where none is given.
+def read_template(file: str | None) -> TemplateText | None:
+    """The template of a ``--chat-template`` file; None where none is given.
 
     Raises:
-        ConfigError: if it cannot be read.
+        TokenizerError: if it cannot be read or holds none.
     """
-    if file is None:
-        return None
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {file}: {error}") from error
+    return None if file is None else read_template_file(Path(file))
 
 
 def _template(

@@ -23,6 +23,7 @@ from eyas.cli import (
     show,
     stats,
     status,
+    template,
     verify,
 )
 from eyas.cli.tokens import printable
@@ -64,6 +65,7 @@ def _root(
 
 for module in (
     demo,
+    template,
     probe,
     capture,
     status,

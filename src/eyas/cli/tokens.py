@@ -101,12 +101,46 @@ def print_parts(
             print(f"\x1b[{code}m{line}\x1b[0m" if color else line, file=stream)
 
 
-def _lines(ids: Sequence[int], tokenizer: Tokenizer, *, ids_shown: bool) -> Iterator[str]:
+def print_tokens(
+    tokens: Sequence[int],
+    tokenizer: Tokenizer,
+    *,
+    ids: bool = False,
+    stream: TextIO = sys.stdout,
+) -> None:
+    """Print ids as tokens parted by ``·``, control tokens apart by their colour."""
+    control = frozenset(tokenizer.control.values()) if use_color(stream) else frozenset()
+    for line in _lines(tokens, tokenizer, ids_shown=ids, control=control):
+        print(line, file=stream)
+
+
+def print_text(text: str, control: re.Pattern[str] | None, stream: TextIO = sys.stdout) -> None:
+    """Print a text with its line ends shown, control strings apart by their colour."""
+    color = use_color(stream) and control is not None
+    for line in printable(text).splitlines(keepends=True):
+        shown = line.replace("\n", "⏎")
+        if color and control is not None:
+            shown = control.sub(lambda found: _in_color(found.group()), shown)
+        print(shown, file=stream)
+
+
+def _in_color(text: str) -> str:
+    return f"\x1b[{STYLES['closer']}m{text}\x1b[0m"
+
+
+def _lines(
+    ids: Sequence[int],
+    tokenizer: Tokenizer,
+    *,
+    ids_shown: bool,
+    control: frozenset[int] = frozenset(),
+) -> Iterator[str]:
     """Lines of tokens; a token that ends in a line break ends its line."""
     line: list[str] = []
     for index, text in zip(ids, token_texts(ids, tokenizer), strict=True):
         shown = text.replace("\n", "⏎")
-        line.append(f"{shown}[{index}]" if ids_shown else shown)
+        shown = f"{shown}[{index}]" if ids_shown else shown
+        line.append(_in_color(shown) if index in control else shown)
         if text.endswith("\n") or len(line) >= (_IDS_A_LINE if ids_shown else _TOKENS_A_LINE):
             yield "·".join(line)
             line = []

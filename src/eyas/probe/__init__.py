@@ -17,10 +17,11 @@ from eyas.errors import ProbeFailed
 from eyas.findings import Finding, Findings
 from eyas.probe.accounts import look_at_accounts
 from eyas.probe.chat import show_chat
+from eyas.probe.facts import look_at_rendering
 from eyas.probe.question import Answers, ask
 from eyas.probe.scores import score_again
 from eyas.probe.server import look_at_served_template, look_at_server, look_at_tokenizer
-from eyas.probe.template import look_at_reasoning, look_at_stop, look_at_template
+from eyas.probe.template import look_at_reasoning, look_at_stop
 from eyas.target import Target, open_target
 from eyas.tokens.facts import TemplateFacts, template_facts
 
@@ -128,7 +129,7 @@ async def probe_target(target: Target, findings: Findings) -> Probe:
         facts = await asyncio.to_thread(
             template_facts, target.tokenizer, target.template, target.profile
         )
-        look_at_template(target, findings, facts)
+        look_at_rendering(findings, target.tokenizer, target.template, facts)
         await look_at_served_template(target, findings)
     else:
         findings.add(

@@ -1,4 +1,4 @@
-"""What the template does, how the reasoning stands and how the answer stops.
+"""How the reasoning stands and how the answer stops.
 
 Invariant: what rendering shows and what generating shows are set beside each other; facts are
 kept under the template's hash, since families change from revision to revision.
@@ -7,124 +7,12 @@ kept under the template's hash, since families change from revision to revision.
 from __future__ import annotations
 
 import dataclasses
-import re
 
-from eyas.errors import TemplateRefusal
 from eyas.findings import Findings, Verdict
-from eyas.probe.question import QUESTION, Answers
+from eyas.probe.facts import end_texts, look_at_history
+from eyas.probe.question import Answers
 from eyas.target import Target
 from eyas.tokens.facts import TemplateFacts
-
-
-def look_at_template(target: Target, findings: Findings, facts: TemplateFacts) -> None:
-    """BOS, date, switches, roles: all by rendering."""
-    assert target.template is not None
-    bos = "writes BOS itself" if facts.writes_bos else "writes no BOS"
-    more = ", and the tokenizer alone would add another, which is not done" if (
-        facts.bos_would_double) else ""  # fmt: skip
-    findings.add(
-        "template",
-        "ok",
-        f"template {facts.hash[:12]} {bos}{more}",
-        hash=facts.hash,
-        writes_bos=facts.writes_bos,
-    )
-    _control_strings(target, findings)
-    if facts.shows_date:
-        findings.add(
-            "date",
-            "note",
-            f"the template prints the day; every prompt gets {target.template.date.isoformat()} "
-            "for the whole run (--date)",
-            date=target.template.date.isoformat(),
-        )
-    _switches(target, findings, facts)
-    _roles(findings, facts)
-
-
-_LOOKS_LIKE_CONTROL = re.compile(
-    r"<\|[^|<>\s]{1,40}\|>|<｜[^｜\s]{1,40}｜>|\[/?[A-Z_]{3,24}\]|</?[a-z_]{3,20}>"
-)
-
-
-def _control_strings(target: Target, findings: Findings) -> None:
-    """Whether what looks like a control string in a rendered prompt is one id."""
-    template, tokenizer = target.template, target.tokenizer
-    assert template is not None
-    user = {"role": "user", "content": QUESTION}
-    try:
-        text = template.render([user, {"role": "assistant", "content": "4"}, user])
-    except TemplateRefusal:
-        return  # what it refuses is said elsewhere
-    found = sorted(set(_LOOKS_LIKE_CONTROL.findall(text)))
-    several = {s: ids for s in found if len(ids := tokenizer.encode(s)) > 1}
-    if several:
-        shown = ", ".join(f"{s!r} {ids}" for s, ids in several.items())
-        findings.add(
-            "control_strings",
-            "warning",
-            f"the template writes what looks like control strings and is several ids for this "
-            f"tokenizer: {shown}. Some models are made so; else template and tokenizer do not "
-            "belong together",
-            several=several,
-        )
-    else:
-        findings.add(
-            "control_strings",
-            "ok",
-            f"{len(found)} control strings in a rendered prompt are one id each",
-            strings=found,
-        )
-
-
-def _switches(target: Target, findings: Findings, facts: TemplateFacts) -> None:
-    effects = [f"{s.name}={s.value!r}: {s.effect}" for s in facts.switches]
-    there = "; ".join(effects[:6]) or "none"
-    if target.template is not None and target.template.kwargs:
-        ignored = sorted({*target.template.ignored_kwargs, *facts.ignored_kwargs})
-        unknown = target.template.ignored_kwargs
-        if unknown:
-            findings.add(
-                "switches",
-                "warning",
-                f"the template never reads {', '.join(unknown)}, so giving it changes nothing; "
-                f"switches that do something: {there}",
-                ignored=ignored,
-                switches=[s._asdict() for s in facts.switches],
-            )
-            return
-        if ignored:
-            findings.add(
-                "switches",
-                "note",
-                f"{', '.join(ignored)} as given changes nothing (it is the default); switches that "
-                f"do something: {there}",
-                ignored=ignored,
-                switches=[s._asdict() for s in facts.switches],
-            )
-            return
-    findings.add(
-        "switches",
-        "ok",
-        f"switches that do something: {there}",
-        switches=[s._asdict() for s in facts.switches],
-    )
-
-
-def _roles(findings: Findings, facts: TemplateFacts) -> None:
-    odd = {role: what for role, what in facts.roles.items() if what != "kept"}
-    texts = [f"{role.replace('_', ' ')}: {what}" for role, what in odd.items()]
-    if facts.alternation:
-        texts.append("two user messages in a row: refused")
-    findings.add(
-        "roles",
-        "note" if texts else "ok",
-        f"roles that the template does not keep: {'; '.join(texts)}"
-        if texts
-        else "system (also later), developer and tool messages are kept",
-        roles=facts.roles,
-        alternation=facts.alternation,
-    )
 
 
 def look_at_reasoning(
@@ -174,41 +62,7 @@ def look_at_reasoning(
         where += f"; yet {closer.text!r} stands in the output"
     findings.add("reasoning", verdict, where, **evidence)
     if facts is not None:
-        _history(findings, facts)
-
-
-def _history(findings: Findings, facts: TemplateFacts) -> None:
-    if facts.append_only is None:
-        findings.add("history", "unproven", "the template renders no conversation of two turns")
-        return
-    kept = {
-        "kept": "keeps earlier reasoning",
-        "stripped": "strips earlier reasoning",
-        "rewritten": "writes earlier reasoning in another way",
-        "none": "knows no reasoning",
-    }.get(facts.earlier_reasoning, "hides what becomes of earlier reasoning")
-    evidence = {
-        "append_only": facts.append_only,
-        "append_only_with": facts.append_only_with,
-        "earlier_reasoning": facts.earlier_reasoning,
-        "first_difference": facts.first_difference,
-    }
-    if facts.append_only:
-        findings.add(
-            "history",
-            "ok",
-            f"the template {kept}; the next prompt begins with the earlier prompt and output",
-            **evidence,
-        )
-        return
-    switch = f" (it would with {facts.append_only_with})" if facts.append_only_with else ""
-    findings.add(
-        "history",
-        "note",
-        f"the template {kept}, so the next prompt does not begin with the earlier prompt and "
-        f"output{switch}; each turn is a row of its own",
-        **evidence,
-    )
+        look_at_history(findings, facts)
 
 
 def look_at_stop(
@@ -256,9 +110,6 @@ def look_at_stop(
         )
     if stop is not None and stop not in profile.stop_ids and not strange:
         target.profile = dataclasses.replace(profile, stop_ids=profile.stop_ids | {stop})
-    if facts is not None and facts.stop_is_role_marker:
-        texts.append("a stop id begins the next turn as well: the next prompt has it once")
-    if facts is not None and facts.ends_differently and facts.turn_end_ids:
-        written = ", ".join(tokenizer.name(i) for i in facts.turn_end_ids[:1])
-        texts.append(f"history ends answers with {written}, which is not how they are generated")
+    if facts is not None:
+        texts += end_texts(tokenizer, facts)
     findings.add("stop", verdict, "; ".join(texts), **evidence)

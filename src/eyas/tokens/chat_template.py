@@ -27,6 +27,7 @@ class ChatTemplate:
         self,
         source: str,
         *,
+        tool_source: str | None = None,
         special_tokens_map: Mapping[str, str] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         date: dt.date | None = None,
@@ -35,6 +36,7 @@ class ChatTemplate:
 
         Args:
             source: the template's text (Jinja).
+            tool_source: another one, which is taken where there are tools.
             special_tokens_map: ``bos_token`` and so on, which templates read by name.
             kwargs: the template's switches, such as ``{"thinking": True}``.
             date: what ``strftime_now`` shows; today where None.
@@ -46,20 +48,25 @@ class ChatTemplate:
         from jinja2 import TemplateError, meta
         from transformers.utils import chat_template_utils
 
-        self.source = source
+        self.source, self.tool_source = source, tool_source
         self.kwargs = dict(kwargs or {})
         self.date = date or dt.datetime.now().date()
+        reads: set[str] = set()
         try:
             # Private names of transformers: the lock file pins its version, and
-            # test_chat_template compares every render with apply_chat_template.
-            self._template = chat_template_utils._compile_jinja_template(source)
+            # test_real_templates compares every render with apply_chat_template.
+            compile_template = chat_template_utils._compile_jinja_template
+            self._template = self._tool_template = compile_template(source)
+            if tool_source is not None:
+                self._tool_template = compile_template(tool_source)
             self._alias = chat_template_utils._alias_reasoning_fields
             self._spans = chat_template_utils._render_with_assistant_indices
             self._reasoning = frozenset(chat_template_utils._REASONING_FIELDS)
-            parsed = self._template.environment.parse(source)
+            for text in (source, tool_source or ""):
+                reads |= meta.find_undeclared_variables(self._template.environment.parse(text))
         except TemplateError as error:
             raise TokenizerError(f"the chat template is not valid: {error}") from error
-        self.reads: frozenset[str] = frozenset(meta.find_undeclared_variables(parsed))
+        self.reads: frozenset[str] = frozenset(reads)
         """Names that the template may read, its switches among them."""
         midnight = dt.datetime.combine(self.date, dt.time())
         self._context: dict[str, Any] = {
@@ -91,6 +98,7 @@ class ChatTemplate:
             )
         return cls(
             tokenizer.chat_template,
+            tool_source=tokenizer.tool_template,
             special_tokens_map=tokenizer.special_tokens_map,
             kwargs=kwargs,
             date=date,
@@ -99,12 +107,13 @@ class ChatTemplate:
     @property
     def hash(self) -> str:
         """SHA-256 of the template's bytes: facts about a template are keyed by it."""
-        return hashlib.sha256(self.source.encode()).hexdigest()
+        text = self.source if self.tool_source is None else f"{self.source}\0{self.tool_source}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def shows_date(self) -> bool:
         """Whether the template can print today's date."""
-        return "strftime_now" in self.source
+        return "strftime_now" in self.source + (self.tool_source or "")
 
     @property
     def ignored_kwargs(self) -> list[str]:
@@ -133,10 +142,12 @@ class ChatTemplate:
         Raises:
             TemplateRefusal: as `render` does.
         """
+        context = {**self._context, **kwargs}
+        template = self._template if context["tools"] is None else self._tool_template
         try:
             return str(
-                self._template.render(
-                    {**self._context, **kwargs},
+                template.render(
+                    context,
                     messages=list(messages),
                     add_generation_prompt=add_generation_prompt,
                 )

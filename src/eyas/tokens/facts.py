@@ -61,6 +61,8 @@ class TemplateFacts:
     ``generated``: the model writes the opener, or may; ``none``; ``unknown``."""
     markers: str
     """Who knows the markers: ``template``, only the ``vocabulary``, or ``none``."""
+    prompt_end: str | None
+    """What the generation prompt writes behind the user's text."""
     opener_tail: str
     """The prompt's text behind an open opener, such as a line feed."""
     opener_ids: tuple[int, ...]
@@ -132,6 +134,7 @@ def template_facts(tokenizer: Tokenizer, template: ChatTemplate, profile: Profil
         shows_time=_shows_clock(scenes, *_TIMES),
         reasoning=reasoning,
         markers=markers,
+        prompt_end=(prompt or "").rpartition(USER)[2] if USER in (prompt or "") else None,
         opener_tail=_opener_tail(profile, reasoning, prompt or ""),
         opener_ids=_opener_ids(tokenizer, profile, reasoning, prompt or ""),
         switches=switches,

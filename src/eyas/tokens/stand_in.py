@@ -15,6 +15,7 @@ from eyas.tokens.chat_template import ChatTemplate
 from eyas.tokens.history import turn_end
 from eyas.tokens.profile import Profile, build_profile
 from eyas.tokens.scenes import Scenes
+from eyas.tokens.template_files import TemplateText
 from eyas.tokens.tokenizer import ModelFiles, Tokenizer, byte_alphabet
 
 CONTROL = re.compile(
@@ -27,7 +28,10 @@ SPECIAL = {f"{name}_token": f"<|{name}_token|>" for name in ("bos", "eos", "unk"
 
 
 def stand_in(
-    source: str, *, kwargs: Mapping[str, Any] | None = None, date: dt.date | None = None
+    written: str | TemplateText,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    date: dt.date | None = None,
 ) -> tuple[Tokenizer, ChatTemplate, Profile]:
     """A tokenizer for a template's text, the template with its special tokens, and their profile.
 
@@ -36,7 +40,11 @@ def stand_in(
     Raises:
         TokenizerError: if the template is not valid Jinja.
     """
-    template = ChatTemplate(source, special_tokens_map=SPECIAL, kwargs=kwargs, date=date)
+    written = TemplateText(written) if isinstance(written, str) else written
+    source, tool_source = written
+    template = ChatTemplate(
+        source, tool_source=tool_source, special_tokens_map=SPECIAL, kwargs=kwargs, date=date
+    )
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
@@ -44,7 +52,7 @@ def stand_in(
     backend = Backend(models.BPE({alphabet[byte]: byte for byte in range(256)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    strings = dict.fromkeys([*SPECIAL.values(), *CONTROL.findall(source)])
+    strings = dict.fromkeys([*SPECIAL.values(), *CONTROL.findall(source + (tool_source or ""))])
     backend.add_tokens([AddedToken(text, normalized=False, special=True) for text in strings])
     tokenizer = Tokenizer(
         backend=backend,

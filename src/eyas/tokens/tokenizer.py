@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.errors import TokenizerError
+from eyas.tokens.template_files import JINJA, LEGACY, NAMED, TemplateText, template_of_directory
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -35,7 +36,7 @@ TOKENIZER_FILES = (
 """The files that decide what a text's ids are; their bytes belong to the fingerprint."""
 
 MODEL_FILES = ("config.json", "generation_config.json")
-TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*")
+TEMPLATE_FILES = (JINJA, LEGACY, f"{NAMED}/*")
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,6 +65,8 @@ class Tokenizer:
     files_hash: str
     """SHA-256 over the names and bytes of the tokenizer's files."""
     model: ModelFiles
+    tool_template: str | None = None
+    """A second template, for conversations with tools (``tool_use`` among named ones)."""
     cleans_up_spaces: bool = False
     """``clean_up_tokenization_spaces``: engines may join "x !=" to "x!=" in their text."""
     control: dict[str, int] = field(init=False)
@@ -218,13 +221,13 @@ class Tokenizer:
                 )
 
 
-def load_tokenizer(source: str, *, chat_template: str | None = None) -> Tokenizer:
+def load_tokenizer(source: str, *, chat_template: str | TemplateText | None = None) -> Tokenizer:
     """Load a tokenizer from a directory, a GGUF file or a hub id.
 
     Args:
         source: a directory with ``tokenizer.json`` (or Kimi's ``tiktoken.model``), a
             ``.gguf`` file, or a hub id such as ``Qwen/Qwen3-8B``.
-        chat_template: a template's text that replaces the model's own.
+        chat_template: a template that replaces the model's own.
 
     Raises:
         TokenizerError: if there is no such tokenizer, or it needs the model's own code.
@@ -237,7 +240,8 @@ def load_tokenizer(source: str, *, chat_template: str | None = None) -> Tokenize
     else:
         tokenizer = _from_directory(path if path.is_dir() else _download(source), source)
     if chat_template is not None:
-        tokenizer.chat_template = chat_template
+        given = TemplateText(chat_template) if isinstance(chat_template, str) else chat_template
+        tokenizer.chat_template, tokenizer.tool_template = given
     tokenizer.check_control_strings()
     return tokenizer
 
@@ -253,11 +257,13 @@ def _from_directory(directory: Path, source: str) -> Tokenizer:
         template = None
     else:
         backend, special, template = _load_any(directory, source)
+    written = template_of_directory(directory, template)
     return Tokenizer(
         backend=backend,
         source=source,
         special_tokens_map=special,
-        chat_template=_template_file(directory) or template,
+        chat_template=written.source if written else None,
+        tool_template=written.tools if written else None,
         files_hash=hash_files(directory, TOKENIZER_FILES),
         model=read_model_files(directory),
         cleans_up_spaces=bool(
@@ -266,7 +272,7 @@ def _from_directory(directory: Path, source: str) -> Tokenizer:
     )
 
 
-def _load_fast(directory: Path) -> tuple[Backend, dict[str, str], str | None]:
+def _load_fast(directory: Path) -> tuple[Backend, dict[str, str], Any]:
     from transformers import PreTrainedTokenizerFast
 
     try:
@@ -276,10 +282,10 @@ def _load_fast(directory: Path) -> tuple[Backend, dict[str, str], str | None]:
             f"tokenizer {directory}: tokenizer.json or tokenizer_config.json cannot be read: "
             f"{error}. Fetch the files again, or name another directory with --tokenizer."
         ) from error
-    return loaded.backend_tokenizer, dict(loaded.special_tokens_map), _default_template(loaded)
+    return loaded.backend_tokenizer, dict(loaded.special_tokens_map), loaded.chat_template
 
 
-def _load_any(directory: Path, source: str) -> tuple[Backend, dict[str, str], str | None]:
+def _load_any(directory: Path, source: str) -> tuple[Backend, dict[str, str], Any]:
     """Older files (vocab.json, sentencepiece), converted by transformers; no remote code."""
     from transformers import AutoTokenizer
 
@@ -293,19 +299,7 @@ def _load_any(directory: Path, source: str) -> tuple[Backend, dict[str, str], st
             f"cannot load what there is ({found}) without the model's own code. Give a "
             "directory that holds the model's tokenizer files."
         ) from error
-    return backend, dict(loaded.special_tokens_map), _default_template(loaded)
-
-
-def _default_template(loaded: Any) -> str | None:
-    template = loaded.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    return template if isinstance(template, str) else None
-
-
-def _template_file(directory: Path) -> str | None:
-    path = directory / "chat_template.jinja"
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    return backend, dict(loaded.special_tokens_map), loaded.chat_template
 
 
 def _download(source: str) -> Path:
