@@ -16,7 +16,7 @@ from eyas.demo.server import TARGET
 from eyas.errors import EyasError, TemplateRefusal
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.facts import template_facts
-from stand_in import stand_in, without_markers
+from eyas.tokens.stand_in import stand_in
 
 CHAT = [{"role": "user", "content": "Hi"}]
 
@@ -252,7 +252,7 @@ def test_what_stands_around_content_is_taken_off(
 ) -> None:
     stop, first, last = _FRAMED[name]
     source = (shared / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
-    own, template, profile = stand_in(without_markers(tokenizer), source, stop=stop)
+    own, template, profile = stand_in(source, stop=stop)
     opener, closer = profile.opener, profile.closer
     assert opener is not None
     assert closer is not None

@@ -30,24 +30,29 @@ SPECIAL = {f"{name}_token": f"<|{name}_token|>" for name in ("bos", "eos", "unk"
 def stand_in(
     written: str | TemplateText,
     *,
+    stop: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
     date: dt.date | None = None,
 ) -> tuple[Tokenizer, ChatTemplate, Profile]:
     """A tokenizer for a template's text, the template with its special tokens, and their profile.
 
-    The one stop id is what the template's history ends an answer with.
+    Args:
+        written: the template.
+        stop: the control string that ends answers; where None, the one that history ends them with.
+        kwargs: the template's switches.
+        date: what it shows as the day.
 
     Raises:
         TokenizerError: if the template is not valid Jinja.
     """
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+
     written = TemplateText(written) if isinstance(written, str) else written
     source, tool_source = written
     template = ChatTemplate(
         source, tool_source=tool_source, special_tokens_map=SPECIAL, kwargs=kwargs, date=date
     )
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers
-    from tokenizers import Tokenizer as Backend
-
     alphabet = byte_alphabet()
     backend = Backend(models.BPE({alphabet[byte]: byte for byte in range(256)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -62,6 +67,9 @@ def stand_in(
         files_hash="",
         model=ModelFiles(None, None, (), {}),
     )
+    if stop is not None:
+        stop_ids = [tokenizer.control[stop]]
+        return tokenizer, template, build_profile(tokenizer, template, stop_token_ids=stop_ids)
     profile = build_profile(tokenizer, template)
     end = turn_end(tokenizer, Scenes(template, profile))
     if end is not None and len(end.ids) == 1:
