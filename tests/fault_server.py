@@ -45,12 +45,13 @@ class Target:
         ]
 
     def right_ids(self, prompt: list[int]) -> list[int]:
-        """The one right answer: reasoning, closer, answer, stop id."""
+        """The one right answer: reasoning, closer, answer, stop id; no reasoning where the prompt
+        closed it."""
         seed = hashlib.sha256(json.dumps(prompt).encode()).digest()
         chosen = random.Random(seed)
         reasoning = chosen.choices(self.plain, k=chosen.randint(5, 30))
         answer = chosen.choices(self.plain, k=chosen.randint(1, 12))
-        return [*reasoning, CLOSER, *answer, END]
+        return [*answer, END] if prompt[-1] == CLOSER else [*reasoning, CLOSER, *answer, END]
 
     def answer(self, body: Answer, *, text: bool = True) -> Answer:
         """What an honest SGLang 0.5.23 says."""

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from eyas.errors import ConfigError
+from eyas.modes import parse_mix
 from eyas.shard import Shard
 
 _Config = TypeVar("_Config", bound="TargetConfig")
@@ -49,8 +50,9 @@ class TargetConfig(BaseModel):
 
     system: str | None = None
     """A system message for conversations that have none."""
-    template_kwargs: dict[str, Any] = {}
-    """The chat template's switches, such as ``{"thinking": true}``."""
+    template_kwargs: dict[str, Any] | list[dict[str, Any]] = {}
+    """The chat template's switches, such as ``{"thinking": true}``; or a list of such, each with a
+    ``weight``, of which each conversation's sample is given one."""
     chat_template: str | None = None
     """A template file that replaces the model's own."""
     date: dt.date | None = None
@@ -72,12 +74,10 @@ class TargetConfig(BaseModel):
     def _urls(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
-    @field_validator("template_kwargs")
+    @field_validator("template_kwargs", mode="before")
     @classmethod
-    def _switches(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for name in ("messages", "add_generation_prompt", "tools", "documents", "tokenize"):
-            if name in value:
-                raise ValueError(f"{name} is no switch of a template; eyas sets it itself")
+    def _switches(cls, value: Any) -> Any:
+        parse_mix(value)
         return value
 
     @field_validator("date", mode="before")

@@ -19,6 +19,7 @@ import orjson
 
 from eyas.checks import bad_prompt_id
 from eyas.conversation import BadLine, Conversation, Message
+from eyas.modes import Mode
 from eyas.prompting import PROMPT_REASONS, Chat, Prompting, Refusal
 from eyas.store import REFUSED, TRACES, TRUNCATED, Ledger, Run
 from eyas.store.redo import Partials
@@ -46,6 +47,8 @@ class Job:
     name: str
     sample: int
     turn: int
+    mode: Mode
+    """The template switches of all its turns."""
     history: list[Message] = field(default_factory=list)
     """Everything before this turn's own messages, answers included."""
     messages: list[Message] | None = None
@@ -104,7 +107,7 @@ class Feed:
             items: what a reader yields.
             run: the run, to look up earlier answers of unfinished conversations.
             prompting: what makes prompts of messages and messages of answers.
-            common: columns that all refused rows share (``template_kwargs``, ``sampling``).
+            common: columns that all refused rows share (``sampling``).
             partials: cut answers of earlier captures, to be continued from their ids.
         """
         self.counts = Counts()
@@ -193,6 +196,7 @@ class Feed:
             detail=detail,
             marks=job.marks,
             tools=tools_json(conversation),
+            template_kwargs=job.mode.text,
             metadata=metadata_json(conversation),
             source=conversation.source,
             line=conversation.line,
@@ -213,7 +217,7 @@ class Feed:
             if not self._ledger.wants(key):
                 continue
             for sample in range(self._samples):
-                job = Job(item, key, name, sample, 0)
+                job = Job(item, key, name, sample, 0, self._prompting.modes.of(key, sample))
                 refused += self._meet_thread(job, jobs)
         return jobs, refused
 
@@ -249,6 +253,7 @@ class Feed:
                 source=line.source,
                 line=line.line,
                 text=line.text,
+                template_kwargs=self._prompting.modes.of(key, 0).text,
                 finished_at=time.time(),
                 **self._common,
             )
@@ -305,7 +310,7 @@ class Feed:
         job.prompt_ids = []
         job.control_text = job.control_text or self._prompting.has_control_text(stretch)
         use = job.conversation.tool_use
-        return Chat(job.messages, None if use is None else use.tools)
+        return Chat(job.messages, None if use is None else use.tools, job.mode)
 
     def _fit(self, job: Job, prompt: list[int] | Refusal) -> list[Rejected]:
         """Give a job its prompt ids and token budget.
@@ -374,6 +379,7 @@ def trace_of(job: Job, **columns: Any) -> Trace:
         prompt_ids=job.prompt_ids,
         messages=None if job.messages is None else orjson.dumps(job.messages).decode(),
         tools=tools_json(job.conversation),
+        template_kwargs=job.mode.text,
         metadata=metadata_json(job.conversation),
         source=job.conversation.source,
         **columns,

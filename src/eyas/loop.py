@@ -139,10 +139,7 @@ class _Loop:
             say=self._note,
             on_weights=session.learn_weights,
         )
-        self._common = {
-            "template_kwargs": orjson.dumps(config.template_kwargs).decode(),
-            "sampling": orjson.dumps(session.target.sampling.as_dict()).decode(),
-        }
+        self._common = {"sampling": orjson.dumps(session.target.sampling.as_dict()).decode()}
         self._feed = Feed(
             session.reader,
             run=session.run,
@@ -168,6 +165,7 @@ class _Loop:
         self._tasks: list[asyncio.Task[None]] = []
         self._progress = Progress()
         self._reasons: dict[str, int] = {}
+        self._modes = Counter[str]()
         self._reported = Counter[bool]()
         self._began = time.monotonic()
         self._interrupted = False
@@ -230,6 +228,7 @@ class _Loop:
             stopped=self._stopped,
             reasons=dict(sorted(self._reasons.items(), key=lambda item: -item[1])),
             shapes=dict(self._session.reader.shapes),
+            modes=dict(self._modes.most_common()),
         )
         self._session.save_counts(summary.shapes, {
             name: getattr(summary, name)
@@ -297,6 +296,7 @@ class _Loop:
         finish = trace.finish_reason
         progress.finish_reasons[finish] = progress.finish_reasons.get(finish, 0) + 1
         progress.truncated += not answered.complete
+        self._modes[trace.template_kwargs] += 1
         self._put(answered.refused, trace)
         # A later turn may be there already, where a part was lost and is captured again.
         following = self._session.ledger.status(job.key, job.sample, job.turn + 1)

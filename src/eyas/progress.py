@@ -82,6 +82,8 @@ class Summary:
     reasons: dict[str, int] = field(default_factory=dict)
     """Rows refused by this capture, by reason."""
     shapes: dict[str, int] = field(default_factory=dict)
+    modes: dict[str, int] = field(default_factory=dict)
+    """Good rows of this capture by their template switches (JSON), the most first."""
 
     @property
     def exit_code(self) -> int:

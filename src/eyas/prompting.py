@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
-from eyas.tokens import ChatTemplate, Profile, Tokenizer
+from eyas.modes import Mode, Modes
+from eyas.tokens import Profile, Tokenizer
 
 PROMPT_REASONS: dict[str, str] = {
     "template_refused": "the chat template refuses the conversation",
@@ -37,6 +38,8 @@ class Chat:
     """Everything before the answer that is asked for, earlier answers included."""
     tools: list[dict[str, Any]] | None = None
     """The definitions of tools that the template is given."""
+    mode: Mode | None = None
+    """The switches that it is given; the run's first mode where None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Prompting:
     """How one run makes prompts of conversations and messages of answers."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    modes: Modes
     profile: Profile
 
     def prompts(self, chats: Iterable[Chat]) -> list[list[int] | Refusal]:
@@ -72,9 +75,10 @@ class Prompting:
         return message
 
     def _render(self, chat: Chat) -> str | Refusal:
-        if self.template is None:
+        template = (chat.mode or self.modes.each[0]).template
+        if template is None:
             return Refusal("no_chat_template", PROMPT_REASONS["no_chat_template"])
         try:
-            return self.template.render(chat.messages, tools=chat.tools)
+            return template.render(chat.messages, tools=chat.tools)
         except TemplateRefusal as error:
             return Refusal("template_refused", str(error))

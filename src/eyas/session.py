@@ -188,6 +188,7 @@ def _open_run(
                 tokenizer="",
             )
         manifest.profile = target.profile.as_dict(target.tokenizer)
+        manifest.profile["modes"] = [mode.as_dict() for mode in target.modes.each]
         manifest.profile.update(learnt)
         manifest.max_new_tokens = config.max_new_tokens
         source = Path(config.tokenizer)
@@ -205,7 +206,7 @@ def _open_run(
             config=config,
             reader=reader,
             target=target,
-            prompting=Prompting(target.tokenizer, target.template, target.profile),
+            prompting=Prompting(target.tokenizer, target.modes, target.profile),
             most_requests=_most_requests(config, say),
             run=run,
             ledger=Ledger.load(out, Shard.parse(config.shard) if config.shard else None),

@@ -36,8 +36,9 @@ class Lengths:
 
 
 def run_stats(run: Run) -> dict[str, Any]:
-    """Count a run: rows, tokens, finish reasons, marks, refusals, lengths.
+    """Count a run: rows, tokens, finish reasons, marks, refusals, modes, lengths.
 
+    ``modes`` are the template switches that rows were given, as JSON.
     ``reasoning`` counts the ids between opener and closer, ``answer`` those after the closer
     (all of the output where there is no reasoning), the stop id in neither.
     """
@@ -45,18 +46,20 @@ def run_stats(run: Run) -> dict[str, Any]:
     marks: Counter[str] = Counter()
     turns: Counter[int] = Counter()
     reasons: Counter[str] = Counter()
+    modes: Counter[str] = Counter()
     lengths = {name: Lengths() for name in ("prompt", "output", "reasoning", "answer")}
     opener, closer = (
         (run.manifest.profile.get(name) or {"ids": []})["ids"] for name in ("opener", "closer")
     )
     columns = ["prompt_ids", "output_ids", "finish_reason", "stop_id", "reasoning_start",
-               "reasoning_end", "marks", "turn"]  # fmt: skip
+               "reasoning_end", "marks", "turn", "template_kwargs"]  # fmt: skip
     rows = 0
     for row in run.records(TRACES, columns):
         rows += 1
         finish[row["finish_reason"]] += 1
         marks.update(row["marks"] or ())
         turns[row["turn"]] += 1
+        modes[row["template_kwargs"]] += 1
         n, out = len(row["prompt_ids"]), len(row["output_ids"])
         end = n + out - (row["stop_id"] is not None)
         lengths["prompt"].add(n)
@@ -76,10 +79,12 @@ def run_stats(run: Run) -> dict[str, Any]:
         "rows": rows,
         "rejected": reasons.total(),
         "truncated": marks["truncated"],
+        "reasoning_truncated": marks["reasoning_truncated"],
         "truncated_share": marks["truncated"] / rows if rows else 0.0,
         "finish_reasons": dict(finish.most_common()),
         "marks": dict(marks.most_common()),
         "rejected_reasons": dict(reasons.most_common()),
+        "modes": dict(modes.most_common()),
         "turns": {str(turn): count for turn, count in sorted(turns.items())},
         "tokens": {name: lengths[name].figures() for name in lengths},
         "counts": run.manifest.counts,

@@ -15,7 +15,8 @@ from pathlib import Path
 from eyas.config import TargetConfig
 from eyas.engines import Engine, Sampling, ServerInfo, connect
 from eyas.errors import ConfigError, ServerUnreachable
-from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
+from eyas.modes import Modes, open_modes, parse_mix
+from eyas.tokens import ChatTemplate, Profile, Tokenizer, load_tokenizer
 from eyas.tokens.template_files import TemplateText, read_template_file
 
 
@@ -25,11 +26,17 @@ class Target:
 
     config: TargetConfig
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    modes: Modes
+    """The sets of template switches that its rows are given."""
     profile: Profile
     engine: Engine
     info: ServerInfo
     sampling: Sampling
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The template under the switches of the first mode."""
+        return self.modes.each[0].template
 
     @property
     def context_length(self) -> int | None:
@@ -61,7 +68,10 @@ async def open_target(
     """
     tokenizer = load_tokenizer(config.tokenizer, chat_template=read_template(config.chat_template))
     template = _template(config, tokenizer, date, say)
-    profile = build_profile(tokenizer, template, stop_token_ids=config.stop_token_ids)
+    modes, profile = open_modes(
+        tokenizer, template, parse_mix(config.template_kwargs), stop_token_ids=config.stop_token_ids
+    )
+    _say_ignored(modes, say)
     _check_stop_ids(config, profile)
     sampling = resolve_sampling(config, tokenizer)
     engine, info = await _connect(config, sampling)
@@ -69,7 +79,7 @@ async def open_target(
         info.weight_version = weight_version
     for warning in info.warnings:
         say(warning)
-    return Target(config, tokenizer, template, profile, engine, info, sampling)
+    return Target(config, tokenizer, modes, profile, engine, info, sampling)
 
 
 def listed_urls(urls: Sequence[str]) -> list[str]:
@@ -166,14 +176,21 @@ def _template(
             "be captured; give one with --chat-template FILE"
         )
         return None
-    template = ChatTemplate.of(tokenizer, kwargs=config.template_kwargs, date=config.date or date)
-    if ignored := template.ignored_kwargs:
+    return ChatTemplate.of(tokenizer, date=config.date or date)
+
+
+def _say_ignored(modes: Modes, say: Callable[[str], None]) -> None:
+    """Name switches that the template never reads."""
+    template = modes.each[0].template
+    if template is None:
+        return
+    ignored = sorted({name for m in modes.each if m.template for name in m.template.ignored_kwargs})
+    if ignored:
         switches = sorted(template.reads & _USUAL_SWITCHES) or ["none of the usual ones"]
         say(
             f"the chat template never reads {', '.join(ignored)}, which changes nothing; "
             f"it reads {', '.join(switches)}"
         )
-    return template
 
 
 _USUAL_SWITCHES = frozenset(

@@ -63,7 +63,7 @@ MISTAKES = {
     "server not there": ([], "nothing answers at http://127.0.0.1:9", 4),
     "not an address": (["--url", "ftp://x"], "not an address", 2),
     "bad JSON": (["--template-kwargs", "{x"], "is not JSON", 2),
-    "no object": (["--template-kwargs", "[1]"], "must be a JSON object", 2),
+    "no object": (["--template-kwargs", "[1]"], "are an object of names", 2),
     "out of range": (["--top-p", "7"], "top_p", 2),
     "unknown mark": (["--reject", "nonsense"], "nonsense", 2),
     "unknown engine": (["--engine", "ollama"], "engine", 2),

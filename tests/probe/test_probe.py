@@ -374,18 +374,7 @@ def test_an_ignored_switch_is_named_with_those_that_work(target: Target) -> None
 
 def test_thinking_off_is_seen(target: Target) -> None:
     """The honest answer has no reasoning then, and the closer stands in the prompt."""
-
-    def off(body: Answer, honest: Answer) -> Fault | None:
-        if "logprob_start_len" in body or body["input_ids"][-1] != CLOSER:
-            return None
-        ids = honest["output_ids"]
-        honest["output_ids"] = ids = ids[ids.index(CLOSER) + 1 :]
-        honest["meta_info"]["completion_tokens"] = len(ids)
-        honest["meta_info"].pop("output_token_logprobs", None)
-        honest["text"] = target.tokenizer.decode(ids[:-1])
-        return Fault(answer=honest)
-
-    with FaultServer(target, policy=off) as server:
+    with FaultServer(target) as server:
         done = run_probe(server, template_kwargs={"thinking": False})
     assert "closes the reasoning at once" in finding(done, "reasoning").text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import asyncio
 import json
 import re
@@ -249,9 +250,10 @@ def test_a_first_turn_that_was_lost_and_captured_again(whole: Path, tmp_path: Pa
 
     def change(rows: Rows) -> None:
         _exchange(rows)
+        later = max(row["finished_at"] for row in rows) + dt.timedelta(seconds=1)
         for row in rows:
             if row["turn"] == 0:
-                row["finished_at"] = max(r["finished_at"] for r in rows)
+                row["finished_at"] = later
 
     assert "history" not in failed(damaged(whole, tmp_path, change))
 

@@ -48,7 +48,10 @@ System = Annotated[
 ]
 TemplateKwargs = Annotated[
     str | None,
-    typer.Option(help="The chat template's switches as JSON, such as '{\"thinking\": true}'."),
+    typer.Option(
+        help="The chat template's switches as JSON, such as '{\"thinking\": true}', or a list of "
+        "such with a weight each, of which each conversation is given one; @FILE reads it."
+    ),
 ]
 ChatTemplateFile = Annotated[
     str | None, typer.Option(help="Template file instead of the model's own.")
@@ -84,21 +87,21 @@ def given_values(options: dict[str, Any]) -> dict[str, Any]:
     names = {"stop_token_id": "stop_token_ids"}
     values = {names.get(k, k): v for k, v in options.items() if v is not None and v != []}
     if "template_kwargs" in values:
-        values["template_kwargs"] = json_object(values["template_kwargs"])
+        values["template_kwargs"] = json_switches(values["template_kwargs"])
     return values
 
 
-def json_object(text: str) -> dict[str, Any]:
+def json_switches(text: str) -> dict[str, Any] | list[Any]:
     """The value of ``--template-kwargs``: JSON, or ``@FILE`` that holds it.
 
     Raises:
-        ConfigError: if it is no JSON object.
+        ConfigError: if it is no JSON object and no list.
     """
     if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"--template-kwargs {text}: {error.strerror}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--template-kwargs {text}: {error}") from error
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -106,6 +109,18 @@ def json_object(text: str) -> dict[str, Any]:
             f"--template-kwargs {text!r} is not JSON ({error}); it should look like "
             "'{\"thinking\": true}'"
         ) from error
-    if not isinstance(value, dict):
+    if not isinstance(value, dict | list):
         raise ConfigError(f"--template-kwargs {text!r} must be a JSON object of names and values")
+    return value
+
+
+def one_mode(text: str) -> dict[str, Any]:
+    """`json_switches` where there can be no mix of modes.
+
+    Raises:
+        ConfigError: if it is no JSON object.
+    """
+    value = json_switches(text)
+    if isinstance(value, list):
+        raise ConfigError(f"--template-kwargs {text!r} is a mix; here it must be one object")
     return value

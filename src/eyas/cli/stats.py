@@ -34,13 +34,18 @@ def _print(figures: dict[str, Any]) -> None:
     from eyas.cli.tokens import printable
 
     print(f"rows       {figures['rows']:,} done, {figures['rejected']:,} rejected")
-    print(f"truncated  {figures['truncated']:,} ({figures['truncated_share']:.1%})")
+    inside = figures["reasoning_truncated"]
+    print(f"truncated  {figures['truncated']:,} ({figures['truncated_share']:.1%})"
+          + (f", {inside:,} of them inside the reasoning" if inside else ""))  # fmt: skip
     for name, counts in (
         ("finish", figures["finish_reasons"]),
         ("marks", figures["marks"]),
         ("refused", figures["rejected_reasons"]),
         ("turns", figures["turns"]),
+        ("modes", figures["modes"]),
     ):
+        if name == "modes" and len(counts) < 2:
+            continue
         said = ", ".join(f"{key} {count:,}" for key, count in counts.items()) or "none"
         print(f"{name:<10} {printable(said)}")
     print(f"{'tokens':<11} {'total':>14} {'mean':>9} {'p50':>7} {'p90':>7} {'p99':>7} {'max':>7}")

@@ -24,14 +24,21 @@ def print_start(session: Session, live: Live) -> None:
     budget = session.config.max_new_tokens
     said = "  ".join(f"{name} {value}" for name, value in sampling.items())
     live.say(f"sampling  {said}  max_new_tokens {budget}  n {session.config.n}")
-    if target.template is not None and profile.prompt_tail:
-        tail = tokenizer.decode(profile.prompt_tail[-4:])
+    weights = sum(mode.weight for mode in target.modes.each)
+    for mode in target.modes.each:
+        if mode.template is None or not mode.prompt_tail:
+            continue
+        tail = tokenizer.decode(mode.prompt_tail[-4:])
         thinking = {
             "open": f"opened by the prompt, closed by {profile.closer and profile.closer.text!r}",
             "closed": "closed by the prompt",
             "none": "not opened by the prompt",
-        }[profile.reasoning]
-        live.say(f"prompt    ends {tail!r} {list(profile.prompt_tail[-4:])}; reasoning {thinking}")
+        }[mode.reasoning]
+        several = len(target.modes.each) > 1
+        share = f"{mode.weight / weights:.0%} with {mode.text}: " if several else ""
+        live.say(
+            f"prompt    {share}ends {tail!r} {list(mode.prompt_tail[-4:])}; reasoning {thinking}"
+        )
     stops = ", ".join(tokenizer.name(index) for index in sorted(profile.stop_ids)) or "none known"
     live.say(f"stop ids  {stops}")
     what = "continues" if session.continued else "new run in"
@@ -66,6 +73,9 @@ def print_summary(summary: Summary) -> None:
         f"{summary.output_tokens:,} output tokens in {duration(summary.seconds)}, "
         f"{rate:,.0f} output tokens/s"
     )
+    if len(summary.modes) > 1:
+        said = ", ".join(f"{mode} {count:,}" for mode, count in summary.modes.items())
+        print(f"modes     {printable(said)}")
     for reason, count in summary.reasons.items():
         print(f"rejected  {count:,} {reason}")
     if summary.done:

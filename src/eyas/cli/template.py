@@ -68,7 +68,7 @@ def command(
         source,
         tokenizer=tokenizer,
         chat_template=read_template(chat_template),
-        kwargs=options.json_object(template_kwargs) if template_kwargs else None,
+        kwargs=options.one_mode(template_kwargs) if template_kwargs else None,
         date=day,
     )
     scenes = page.standard_scenes() if messages is None else [read_scene(Path(messages))]

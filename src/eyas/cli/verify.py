@@ -166,7 +166,7 @@ def _verify_files(
     from eyas.verify import verify_file
 
     tokenizer = load_tokenizer(tokenizer_source, chat_template=read_template(chat_template))
-    kwargs = options.json_object(template_kwargs) if template_kwargs else {}
+    kwargs = options.one_mode(template_kwargs) if template_kwargs else {}
     template = (
         ChatTemplate.of(tokenizer, kwargs=kwargs) if tokenizer.chat_template is not None else None
     )

@@ -18,6 +18,7 @@ from eyas.findings import Finding, Findings
 from eyas.probe.accounts import look_at_accounts
 from eyas.probe.chat import show_chat
 from eyas.probe.facts import look_at_rendering
+from eyas.probe.modes import look_at_modes
 from eyas.probe.question import Answers, ask
 from eyas.probe.scores import score_again
 from eyas.probe.server import look_at_served_template, look_at_server, look_at_tokenizer
@@ -153,6 +154,8 @@ async def probe_target(target: Target, findings: Findings) -> Probe:
         look_at_accounts(target, findings, answers)
         look_at_reasoning(target, findings, facts, answers)
         look_at_stop(target, findings, facts, answers)
+        if target.template is not None:
+            await look_at_modes(target, findings)
         if answers.greedy.good:
             await score_again(target, findings, answers)
             await show_chat(target, findings, answers)

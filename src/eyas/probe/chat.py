@@ -26,7 +26,7 @@ async def show_chat(target: Target, findings: Findings, answers: Answers) -> Non
     try:
         said = await target.engine.chat(
             answers.messages,
-            target.config.template_kwargs,
+            target.modes.each[0].kwargs,
             max_tokens=max(1, len(greedy.generation.output_ids) + 8),
         )
     except EngineError as error:

@@ -100,12 +100,12 @@ async def ask(target: Target, findings: Findings) -> Answers | None:
     logprobs = True
     try:
         try:
-            greedy = await _ask(target, GREEDY, prompt_ids, _BUDGET, logprobs=True)
+            greedy = await answer_to(target, GREEDY, prompt_ids, _BUDGET, logprobs=True)
         except RowFailed as refused:
             if target.config.logprobs:
                 raise
             logprobs = False  # captures do not ask for them
-            greedy = await _ask(target, GREEDY, prompt_ids, _BUDGET, logprobs=False)
+            greedy = await answer_to(target, GREEDY, prompt_ids, _BUDGET, logprobs=False)
             findings.add("logprobs", "note", f"the server gives no log-probabilities: {refused}")
     except EngineError as error:
         findings.add(
@@ -121,9 +121,9 @@ async def ask(target: Target, findings: Findings) -> Answers | None:
         return answers
     own = target.sampling
     ways = [
-        _ask(target, GREEDY, prompt_ids, _BUDGET, logprobs=False),
-        _ask(target, NEUTRAL, prompt_ids, _SHORT_BUDGET, logprobs=logprobs, seed=1),
-        _ask(target, own, prompt_ids, _SHORT_BUDGET, logprobs=target.config.logprobs, seed=2),
+        answer_to(target, GREEDY, prompt_ids, _BUDGET, logprobs=False),
+        answer_to(target, NEUTRAL, prompt_ids, _SHORT_BUDGET, logprobs=logprobs, seed=1),
+        answer_to(target, own, prompt_ids, _SHORT_BUDGET, logprobs=target.config.logprobs, seed=2),
     ]
     results = await asyncio.gather(*ways, return_exceptions=True)
     for result in results:
@@ -136,16 +136,20 @@ async def ask(target: Target, findings: Findings) -> Answers | None:
     return answers
 
 
-async def _ask(
+async def answer_to(
     target: Target,
     sampling: Sampling,
     prompt_ids: list[int],
-    budget: int,
+    budget: int = _BUDGET,
     *,
     logprobs: bool,
     seed: int = 0,
 ) -> Answer:
-    """One answer, asked for again while the checks refuse it."""
+    """One answer, asked for again while the checks refuse it.
+
+    Raises:
+        EngineError: no answer could be had.
+    """
     config = target.config
     whole = config.max_new_tokens
     if target.context_length is not None:

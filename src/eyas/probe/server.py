@@ -276,7 +276,7 @@ async def look_at_served_template(target: Target, findings: Findings) -> None:
     messages = question_messages(target)
     try:
         text = target.template.render(messages)
-        theirs = await target.engine.render(messages, target.config.template_kwargs)
+        theirs = await target.engine.render(messages, target.modes.each[0].kwargs)
     except TemplateRefusal:
         return  # the question itself says so
     except EngineError as error:

@@ -9,6 +9,7 @@ tested against ``apply_chat_template`` itself.
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import hashlib
 import re
@@ -103,6 +104,14 @@ class ChatTemplate:
             kwargs=kwargs,
             date=date,
         )
+
+    def under(self, kwargs: Mapping[str, Any]) -> ChatTemplate:
+        """The same template with these switches in place of its own."""
+        other = copy.copy(self)
+        other.kwargs = dict(kwargs)
+        base = {name: value for name, value in self._context.items() if name not in self.kwargs}
+        other._context = {**base, **other.kwargs}
+        return other
 
     @property
     def hash(self) -> str:

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from eyas.checks import Checker
-from eyas.conversation import Message
 from eyas.errors import DamagedRun, EyasError
 from eyas.findings import Findings
+from eyas.modes import Modes, open_modes, parse_mix
 from eyas.prompting import Chat, Prompting, Refusal
 from eyas.store import Run
 from eyas.store.journal import segments
 from eyas.store.manifest import NAME
 from eyas.store.parts import REJECTED, TRACES, parts
-from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile
+from eyas.tokens import ChatTemplate, Profile, Tokenizer
 from eyas.trace import Rejected, Trace, arrow_schema, from_record
 from eyas.verify.run_rows import Faults, RowChecks, read_records, tools_of
 from eyas.verify.turns import Turns
@@ -50,12 +50,11 @@ def verify_run(
         findings: takes what is seen.
         on_row: called with the number of rows seen so far.
     """
-    template = _template(run, tokenizer, findings)
-    profile = _profile(run, tokenizer, template, findings)
+    modes, profile = _modes(run, tokenizer, _template(run, tokenizer, findings), findings)
     if not _parts(run, findings):
         return
     faults, stored = Faults(), {TRACES: 0, REJECTED: 0}
-    _check_rows(run, Prompting(tokenizer, template, profile), faults, stored, on_row)
+    _check_rows(run, Prompting(tokenizer, modes, profile), faults, stored, on_row)
     _report_rows(findings, faults, stored)
     _counts(run, findings, stored)
 
@@ -70,7 +69,7 @@ def _check_rows(
     """Every row by itself, then beside those of its conversation."""
     keep = _config_of(run).get("on_missing_closer") == "keep"
     checker = Checker(prompting.tokenizer, prompting.profile, keep_missing_closer=keep)
-    checks = RowChecks(run.manifest, checker, faults)
+    checks = RowChecks(run.manifest, prompting.modes, checker, faults)
     turns = Turns(run, prompting, faults)
     keys: set[tuple[str, int, int]] = set()
     ids: set[int] = set()
@@ -78,7 +77,7 @@ def _check_rows(
     seen = 0
     every = _rows(run)
     while rows := tuple(islice(every, _BATCH)):
-        chats: list[tuple[Trace, list[Message]]] = []
+        chats: list[tuple[Trace, Chat]] = []
         for row in rows:
             good = not isinstance(row, Rejected)
             stored[TRACES if good else REJECTED] += 1
@@ -97,8 +96,8 @@ def _check_rows(
             except Exception as error:  # a damaged row may hold anything
                 checks.unreadable(row, error)
             if messages is not None:
-                chats.append((row, messages))
-        if prompting.template is not None:
+                chats.append((row, Chat(messages, tools_of(row), checks.mode(row))))
+        if prompting.modes.each[0].template is not None:
             _check_prompts(chats, prompting, faults)
         seen += len(rows)
         on_row(seen)
@@ -129,7 +128,7 @@ def _template(run: Run, tokenizer: Tokenizer, findings: Findings) -> ChatTemplat
                      f"{tokenizer.source}")  # fmt: skip
     if fingerprint.get("template") is None or tokenizer.chat_template is None:
         return None
-    template = ChatTemplate.of(tokenizer, kwargs=_template_kwargs(run), date=_date(run))
+    template = ChatTemplate.of(tokenizer, date=_date(run))
     if template.hash != fingerprint["template"]:
         findings.add(
             "template",
@@ -142,21 +141,26 @@ def _template(run: Run, tokenizer: Tokenizer, findings: Findings) -> ChatTemplat
     return template
 
 
-def _profile(
+def _modes(
     run: Run, tokenizer: Tokenizer, template: ChatTemplate | None, findings: Findings
-) -> Profile:
-    """The saved profile, compared with what the files say now."""
+) -> tuple[Modes, Profile]:
+    """The modes, and the saved profile, compared with what the files say now."""
     try:
         saved = Profile.from_dict(run.manifest.profile)
         _require_sound(saved)
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(run, f"the profile cannot be read ({error!r})") from error
-    stop_ids = run.manifest.fingerprint.get("stop_token_ids") or ()
+    fingerprint = run.manifest.fingerprint
+    stop_ids = fingerprint.get("stop_token_ids") or ()
     if type(stop_ids) not in (list, tuple) or not _are_ids(stop_ids):
         raise _damaged(run, f"stop_token_ids of the fingerprint are no ids: {stop_ids!r}")
+    try:
+        mix = parse_mix(fingerprint.get("template_kwargs") or {})
+    except ValueError as error:
+        raise _damaged(run, f"template_kwargs of the fingerprint: {error}") from error
+    modes, now = open_modes(tokenizer, template, mix, stop_token_ids=stop_ids)
     if template is None:
-        return saved
-    now = build_profile(tokenizer, template, stop_token_ids=stop_ids)
+        return modes, saved
     differing = [
         name
         for name in _PROFILE
@@ -174,18 +178,22 @@ def _profile(
         )
     else:
         findings.add("profile", "ok", "the profile is what tokenizer, template and config tell")
-    return saved
+    return modes, saved
 
 
 _PROFILE = (
     "vocab_size", "declared_stop_ids", "opener", "closer", "reasoning", "role_headers", "bos_ids",
+    "content_openers", "content_closer",
 )  # fmt: skip
 """What the files tell of a profile; a probe changes none of it."""
 
 
 def _require_sound(profile: Profile) -> None:
     """Raise ValueError where a profile holds values of another kind than it should."""
-    markers = [marker for marker in (profile.opener, profile.closer) if marker is not None]
+    markers = [*profile.content_openers]
+    markers += [
+        m for m in (profile.opener, profile.closer, profile.content_closer) if m is not None
+    ]
     lists: list[Sequence[Any]] = [
         [profile.vocab_size], [*profile.declared_stop_ids], [*profile.stop_ids],
         profile.prompt_tail, profile.bos_ids, *profile.role_headers, *(m.ids for m in markers),
@@ -200,13 +208,6 @@ def _require_sound(profile: Profile) -> None:
 
 def _are_ids(values: Sequence[Any]) -> bool:
     return all(type(value) is int and 0 <= value < 2**31 for value in values)
-
-
-def _template_kwargs(run: Run) -> dict[str, Any]:
-    kwargs = run.manifest.fingerprint.get("template_kwargs") or {}
-    if not isinstance(kwargs, dict):
-        raise _damaged(run, f"template_kwargs of the fingerprint are no object: {kwargs!r}")
-    return kwargs
 
 
 def _date(run: Run) -> dt.date:
@@ -277,11 +278,9 @@ def _strays(run: Run, findings: Findings) -> None:
     )
 
 
-def _check_prompts(
-    chats: list[tuple[Trace, list[Message]]], prompting: Prompting, faults: Faults
-) -> None:
+def _check_prompts(chats: list[tuple[Trace, Chat]], prompting: Prompting, faults: Faults) -> None:
     """Whether the prompt ids are what the template makes of the messages that are stored."""
-    prompts = prompting.prompts(Chat(messages, tools_of(row)) for row, messages in chats)
+    prompts = prompting.prompts(chat for _, chat in chats)
     for (row, _), prompt in zip(chats, prompts, strict=True):
         if isinstance(prompt, Refusal):
             faults.add("prompt", row.id, f"its messages do not render: {prompt.detail}")

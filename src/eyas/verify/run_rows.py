@@ -28,6 +28,7 @@ from eyas.errors import (
     TransportError,
 )
 from eyas.feed import FEED_REASONS
+from eyas.modes import Mode, Modes
 from eyas.readers import REASONS
 from eyas.store import Manifest, Run
 from eyas.trace import Rejected, Trace
@@ -103,6 +104,7 @@ class RowChecks:
     """Every check of one row for which no other row is needed."""
 
     manifest: Manifest
+    modes: Modes
     checker: Checker
     faults: Faults
 
@@ -112,8 +114,6 @@ class RowChecks:
         self._wanted: dict[str, Any] = {}
         if sampling:
             self._wanted["sampling"] = sampling
-        if "template_kwargs" in fingerprint:
-            self._wanted["template_kwargs"] = fingerprint["template_kwargs"] or {}
         self._right: set[tuple[str, str]] = set()
         """Texts of these columns that were found right."""
         seed = fingerprint.get("seed")
@@ -138,6 +138,10 @@ class RowChecks:
             self.unreadable(row, error)
             return None
 
+    def mode(self, row: Trace | Rejected) -> Mode:
+        """The template switches that the row's thread should have been given."""
+        return self.modes.of(bytes.fromhex(row.key) if _is_key(row.key) else b"", row.sample)
+
     def null_columns(self, row: Trace | Rejected) -> list[str]:
         """Columns without a value that always have one."""
         return [name for name in NEVER_NULL[type(row)] if getattr(row, name) is None]
@@ -155,6 +159,10 @@ class RowChecks:
             add("marks", row.id, f"marked {unknown}, which is no mark")
         if not _is_key(row.key):
             add("key", row.id, f"its key {row.key[:40]!r} is not 32 hex digits")
+        mode = self.mode(row)
+        if row.template_kwargs != mode.text and _parsed(row.template_kwargs) != mode.kwargs:
+            add("template_kwargs", row.id, f"{row.template_kwargs[:200]}, and its key and sample "
+                f"say {mode.text[:200]}")  # fmt: skip
         for name, wanted in self._wanted.items():
             text = getattr(row, name)
             if (name, text) in self._right:
