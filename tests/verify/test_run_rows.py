@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import asyncio
+import datetime as dt
 import json
 import re
 import shutil
