@@ -162,15 +162,18 @@ class Tokenizer:
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str] | None:
-        """Finds a control string in text, or None where there are no control strings."""
-        if not self.control:
+        """Finds a control string in text, or None where there are no control strings.
+
+        White space that some vocabularies add (runs of line feeds in Gemma's) is ordinary text.
+        """
+        longest_first = sorted(filter(str.strip, self.control), key=len, reverse=True)
+        if not longest_first:
             return None
-        longest_first = sorted(self.control, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)))
 
     @cached_property
     def _control_prefixes(self) -> tuple[str, ...]:
-        return tuple({text[:2] for text in self.control})
+        return tuple({text[:2] for text in self.control if text.strip()})
 
     def has_control_text(self, text: str) -> bool:
         """Whether a text holds a control string (the cheap test first: most texts do not)."""

@@ -1,0 +1,234 @@
+"""Control strings in what people write: found, and encoded as plain text where that is asked for.
+
+Invariants of `escape`: no control id comes from a message or a tool; the ids stand for the very
+text that the template makes; what the template itself writes keeps its ids; and a conversation
+without control strings has the ids that it has anyway. What cannot be had so is refused.
+
+How it is done. The template is rendered once as ever, and once with every control string of the
+messages between two sentinels, which tells the strings that the template wrote from those that it
+was given. The template's own are then replaced by characters that a second tokenizer has as added
+tokens in their place, and which is the model's own otherwise: it knows no control string, so what
+is left in the text is tokenized as ordinary text, in its context and with every merge.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from eyas.conversation import Message
+from eyas.errors import TemplateRefusal
+from eyas.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+POLICIES = ("allow", "escape", "refuse")
+
+_SENTINELS = ("\ue0f0", "\ue0f1"), ("\ue5a2", "\ue5a3"), ("\uf4d8", "\uf4d9")
+"""Pairs of private characters; one is taken that the text does not hold."""
+
+_FIRST_NAME, _LAST_NAME = 0x100000, 0x10FFFD
+"""Private characters of Unicode's last plane, one for each control string of a vocabulary."""
+
+
+class CannotEscape(Exception):
+    """Control text that cannot be written as plain text; the message says why."""
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text inside a message or tool, names of arguments included, roles left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if name != "role":
+                yield name
+                yield from texts_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts_in(inner)
+
+
+def control_strings(tokenizer: Tokenizer, value: Any) -> list[str]:
+    """The control strings in messages or tools, in order; empty for nearly all."""
+    pattern = tokenizer.control_pattern
+    if pattern is None:
+        return []
+    return [
+        string
+        for text in texts_in(value)
+        if tokenizer.has_control_text(text)
+        for string in pattern.findall(text)
+    ]
+
+
+def given_text(messages: Sequence[Message]) -> list[Message]:
+    """The messages that were given: all but the target's own answers."""
+    return [message for message in messages if message.get("role") != "assistant"]
+
+
+def escape(
+    tokenizer: Tokenizer,
+    render: Callable[[list[Message], list[dict[str, Any]] | None], str],
+    messages: Sequence[Message],
+    tools: list[dict[str, Any]] | None,
+) -> list[int]:
+    """Prompt ids in which no control id comes from the messages or tools.
+
+    Args:
+        tokenizer: the model's own.
+        render: the chat template.
+        messages: all of the conversation, the target's own answers included.
+        tools: definitions of tools.
+
+    Raises:
+        CannotEscape: where the template reads the control strings itself, or the tokenizer makes
+            their ids of ordinary text.
+        TemplateRefusal: as `render` does.
+    """
+    chat = list(messages)
+    text = render(chat, tools)
+    if not control_strings(tokenizer, [*chat, tools]):
+        return tokenizer.encode(text)
+    pattern = tokenizer.control_pattern
+    assert pattern is not None
+    spans = _spans_given(pattern, render, chat, tools, text)
+    return _encode(tokenizer, pattern, text, spans)
+
+
+def _spans_given(
+    pattern: re.Pattern[str],
+    render: Callable[[list[Message], list[dict[str, Any]] | None], str],
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None,
+    text: str,
+) -> list[tuple[int, int]]:
+    """Where control strings of the messages stand in the rendered text."""
+    held = "".join([text, *texts_in([*messages, tools])])
+    pair = next((pair for pair in _SENTINELS if not any(s in held for s in pair)), None)
+    if pair is None:
+        raise CannotEscape("the text holds the private characters that would tell it apart")
+    for marked in _marks(pattern, *pair):
+        try:
+            rendered = render(_map(marked, messages), None if tools is None else _map(marked, tools))
+        except TemplateRefusal:
+            continue
+        spans, plain = _read_marks(pattern, *pair, rendered)
+        if plain == text:
+            return spans
+    raise CannotEscape(
+        "the chat template itself reads the control strings in the text, or changes them, so they "
+        "cannot be told from its own"
+    )
+
+
+def _marks(pattern: re.Pattern[str], first: str, last: str) -> Iterator[Callable[[str], str]]:
+    """Ways to mark control strings, since templates look at how a text begins and ends."""
+
+    def inward(text: str) -> str:
+        def mark(found: re.Match[str]) -> str:
+            before = "" if found.start() == 0 else first
+            after = "" if found.end() == len(text) and found.start() > 0 else last
+            return f"{before}{found.group()}{after}"
+
+        return pattern.sub(mark, text)
+
+    yield lambda text: pattern.sub(rf"{first}\g<0>{last}", text)
+    yield inward
+    yield lambda text: pattern.sub(rf"{first}\g<0>", text)
+    yield lambda text: pattern.sub(rf"\g<0>{last}", text)
+
+
+def _map(change: Callable[[str], str], value: Any) -> Any:
+    """A copy of messages or tools with every text changed, roles left out."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {
+            change(name): inner if name == "role" else _map(change, inner)
+            for name, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [_map(change, inner) for inner in value]
+    return value
+
+
+def _read_marks(
+    pattern: re.Pattern[str], first: str, last: str, rendered: str
+) -> tuple[list[tuple[int, int]], str]:
+    """The spans of marked control strings in the text without marks, and that text."""
+    spans: list[tuple[int, int]] = []
+    plain: list[str] = []
+    size = 0
+    marked = re.compile(f"({first})?({pattern.pattern})({last})?|[{first}{last}]")
+    at = 0
+    for found in marked.finditer(rendered):
+        plain.append(rendered[at : found.start()])
+        size += found.start() - at
+        at = found.end()
+        string = found.group(2) or ""
+        if string and (found.group(1) or found.group(3)):
+            spans.append((size, size + len(string)))
+        plain.append(string)
+        size += len(string)
+    plain.append(rendered[at:])
+    return spans, "".join(plain)
+
+
+def _encode(
+    tokenizer: Tokenizer, pattern: re.Pattern[str], text: str, given: list[tuple[int, int]]
+) -> list[int]:
+    """Ids of a text whose given control strings are ordinary text."""
+    backend, name_of, id_of = _renamed(tokenizer)
+    if any(_FIRST_NAME <= ord(char) <= _LAST_NAME for char in set(text)):
+        raise CannotEscape("the text holds characters of Unicode's last private plane")
+    pieces: list[str] = []
+    at = 0
+    for first, end in [*given, (len(text), len(text))]:
+        pieces.append(pattern.sub(lambda found: name_of[found.group()], text[at:first]))
+        pieces.append(text[first:end])
+        at = end
+    found = backend.encode("".join(pieces), add_special_tokens=False).ids
+    control = {tokenizer.control[string] for string in name_of}
+    for index in found:
+        if index not in id_of and index in control:
+            raise CannotEscape(
+                f"the tokenizer makes {tokenizer.name(index)} of ordinary text as well"
+            )
+    ids = [id_of.get(index, index) for index in found]
+    if not tokenizer.changes_spaces and tokenizer.decode(ids) != text:
+        raise CannotEscape("the ids would stand for another text")
+    return ids
+
+
+@lru_cache(maxsize=2)
+def _renamed(tokenizer: Tokenizer) -> tuple[Backend, dict[str, str], dict[int, int]]:
+    """The tokenizer with other texts for its control strings; it shares the model's vocabulary.
+
+    Returns it, the new text of each control string, and the model's own id for each added id.
+    """
+    from tokenizers import AddedToken
+    from tokenizers import Tokenizer as Backend
+
+    own = tokenizer.backend
+    backend = Backend(own.model)
+    if own.normalizer is not None:
+        backend.normalizer = own.normalizer
+    if own.pre_tokenizer is not None:
+        backend.pre_tokenizer = own.pre_tokenizer
+    name_of: dict[str, str] = {}
+    added: dict[str, int] = {}
+    for index, token in sorted(own.get_added_tokens_decoder().items()):
+        name = token.content
+        if name.strip():
+            name_of[token.content] = name = chr(_FIRST_NAME + len(name_of))
+        flags = {flag: getattr(token, flag) for flag in _FLAGS}
+        backend.add_tokens([AddedToken(name, special=token.special, **flags)])
+        added[name] = index
+    return backend, name_of, {backend.token_to_id(name): index for name, index in added.items()}
+
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
