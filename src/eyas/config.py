@@ -55,6 +55,9 @@ class TargetConfig(BaseModel):
     ``weight``, of which each conversation's sample is given one."""
     chat_template: str | None = None
     """A template file that replaces the model's own."""
+    control_text: Literal["allow", "escape", "refuse"] = "allow"
+    """What becomes of control strings in the text of messages and tools: control ids, as serving
+    makes of them; plain text; or the row is rejected."""
     date: dt.date | None = None
     """What templates that print today's date are given; the day on which the run began."""
 

@@ -308,9 +308,10 @@ class Feed:
         stretch = job.conversation.turns[job.turn]
         job.messages = [*job.history, *stretch]
         job.prompt_ids = []
-        job.control_text = job.control_text or self._prompting.has_control_text(stretch)
         use = job.conversation.tool_use
-        return Chat(job.messages, None if use is None else use.tools, job.mode)
+        chat = Chat(job.messages, None if use is None else use.tools, job.mode)
+        job.control_text = self._prompting.has_control_text(chat)
+        return chat
 
     def _fit(self, job: Job, prompt: list[int] | Refusal) -> list[Rejected]:
         """Give a job its prompt ids and token budget.

@@ -15,10 +15,13 @@ from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
 from eyas.modes import Mode, Modes
 from eyas.tokens import Profile, Tokenizer
+from eyas.tokens.control_text import CannotEscape, control_strings, escape, given_text
 
 PROMPT_REASONS: dict[str, str] = {
     "template_refused": "the chat template refuses the conversation",
     "no_chat_template": "the row holds messages, and the tokenizer has no chat template",
+    "control_text": "the given text holds control strings, which --control-text refuses, or "
+    "cannot be escaped",
 }
 """Why no prompt can be made of messages."""
 
@@ -49,6 +52,8 @@ class Prompting:
     tokenizer: Tokenizer
     modes: Modes
     profile: Profile
+    control_text: str = "allow"
+    """What becomes of control strings in the text: ``allow``, ``escape`` or ``refuse``."""
 
     def prompts(self, chats: Iterable[Chat]) -> list[list[int] | Refusal]:
         """The prompt ids of each chat, or why it has none; texts are tokenized together."""
@@ -62,9 +67,10 @@ class Prompting:
         text = self._render(chat)
         return self.tokenizer.encode(text) if isinstance(text, str) else text
 
-    def has_control_text(self, messages: Iterable[Message]) -> bool:
-        """Whether the text of a message holds a control string."""
-        return any(self.tokenizer.has_control_text(message["content"]) for message in messages)
+    def has_control_text(self, chat: Chat) -> bool:
+        """Whether the text that was given holds a control string; the target's own answers are
+        not looked at."""
+        return bool(control_strings(self.tokenizer, [*given_text(chat.messages), chat.tools]))
 
     def take_apart(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Message:
         """An answer as a chat client would send it back; the template decides what to keep."""
@@ -74,11 +80,37 @@ class Prompting:
             message["reasoning_content"] = reading.reasoning
         return message
 
-    def _render(self, chat: Chat) -> str | Refusal:
+    def _render(self, chat: Chat) -> str | list[int] | Refusal:
+        """The prompt as text, or as ids where its control text is escaped."""
         template = (chat.mode or self.modes.each[0]).template
         if template is None:
             return Refusal("no_chat_template", PROMPT_REASONS["no_chat_template"])
         try:
-            return template.render(chat.messages, tools=chat.tools)
+            if self.control_text == "allow":
+                return template.render(chat.messages, tools=chat.tools)
+            if self.control_text == "refuse":
+                if held := self._held(chat):
+                    return Refusal("control_text", f"{held} (--control-text refuse)")
+                return template.render(chat.messages, tools=chat.tools)
+            if not control_strings(self.tokenizer, [*chat.messages, chat.tools]):
+                return template.render(chat.messages, tools=chat.tools)
+            return escape(
+                self.tokenizer,
+                lambda messages, tools: template.render(messages, tools=tools),
+                chat.messages,
+                chat.tools,
+            )
+        except CannotEscape as error:
+            return Refusal("control_text", f"{self._held(chat)}, and cannot be escaped: {error}")
         except TemplateRefusal as error:
             return Refusal("template_refused", str(error))
+
+    def _held(self, chat: Chat) -> str:
+        """Where the first control string stands, in words; "" where there is none."""
+        for number, message in enumerate(chat.messages, 1):
+            if message["role"] != "assistant" and (
+                found := control_strings(self.tokenizer, message)
+            ):
+                return f"message {number} ({message['role']}) holds {found[0]!r}"
+        found = control_strings(self.tokenizer, chat.tools)
+        return f"the tools hold {found[0]!r}" if found else ""

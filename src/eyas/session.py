@@ -139,7 +139,8 @@ async def open_session(
             )
         if earlier is not None and not archive:
             earlier.refuse_other(out, _fingerprint(config, target), config.max_new_tokens)
-        learnt = await require_probe(target, on_finding) if probe else {}
+        looked_through = PromptReader(config.prompts, column=config.column, system=config.system)
+        learnt = await require_probe(target, on_finding, looked_through) if probe else {}
         return _open_run(config, archive, say, reader, target, learnt, redo)
     except BaseException:
         await target.close()
@@ -206,7 +207,9 @@ def _open_run(
             config=config,
             reader=reader,
             target=target,
-            prompting=Prompting(target.tokenizer, target.modes, target.profile),
+            prompting=Prompting(
+                target.tokenizer, target.modes, target.profile, config.control_text
+            ),
             most_requests=_most_requests(config, say),
             run=run,
             ledger=Ledger.load(out, Shard.parse(config.shard) if config.shard else None),
@@ -276,7 +279,7 @@ def _fingerprint(config: CaptureConfig, target: Target) -> dict[str, Any]:
         "template_kwargs": config.template_kwargs,
         "system": config.system,
         "history": "served",
-        "control_text": "allow",
+        "control_text": config.control_text,
         "date": template.date.isoformat() if template and template.shows_date else None,
         **target.sampling.as_dict(),
         "seed": config.seed,

@@ -51,6 +51,7 @@ def command(
     system: options.System = None,
     template_kwargs: options.TemplateKwargs = None,
     chat_template: options.ChatTemplateFile = None,
+    control_text: options.ControlText = None,
     date: options.Date = None,
     column: str = typer.Option(None, help="The input column that holds the prompt."),
     limit: int = typer.Option(None, help="Take only the first N conversations of the input."),

@@ -56,6 +56,14 @@ TemplateKwargs = Annotated[
 ChatTemplateFile = Annotated[
     str | None, typer.Option(help="Template file instead of the model's own.")
 ]
+ControlText = Annotated[
+    str | None,
+    typer.Option(
+        help="Control strings in the text of messages: allow (they become control ids, as in "
+        "serving), escape (they stay plain text) or refuse (the row is rejected).  "
+        "[default: allow]"
+    ),
+]
 Date = Annotated[
     str | None,
     typer.Option(help="The day for templates that print it.  [default: the day the run began]"),

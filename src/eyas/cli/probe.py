@@ -19,7 +19,7 @@ EPILOG = """\b
 Examples:
   eyas probe --url http://127.0.0.1:30000 --tokenizer /models/Kimi-K2.5
   eyas probe --url HOST:8000 --tokenizer Qwen/Qwen3-8B --template-kwargs '{"enable_thinking": false}'
-  eyas probe --config run/config.yaml --json
+  eyas probe prompts.jsonl --config run/config.yaml --json
 \b
 Verdicts: ok was proven; note is worth knowing; warning may be wrong for some rows; unproven
 could not be looked at here; failed means that a capture would be wrong.
@@ -29,6 +29,9 @@ Exit codes: 0 nothing failed, 2 something failed, or usage, 4 nothing answers at
 
 
 def command(
+    prompts: list[str] = typer.Argument(
+        None, help="Prompt files: their beginning is looked through for control strings."
+    ),
     url: options.Url = None,
     tokenizer: options.TokenizerSource = None,
     engine: options.EngineName = None,
@@ -42,6 +45,7 @@ def command(
     system: options.System = None,
     template_kwargs: options.TemplateKwargs = None,
     chat_template: options.ChatTemplateFile = None,
+    control_text: options.ControlText = None,
     date: options.Date = None,
     api_key_env: options.ApiKeyEnv = None,
     logprobs: options.Logprobs = None,
@@ -62,11 +66,13 @@ def command(
     from eyas.cli.findings import print_finding
     from eyas.config import make_target_config
     from eyas.probe import probe
+    from eyas.readers import PromptReader
 
-    flags = ("config", "as_json")
+    flags = ("config", "as_json", "prompts")
     values = options.given_values({k: v for k, v in given.items() if k not in flags})
     resolved = make_target_config(values, config)
-    done = probe(resolved, on_finding=None if as_json else print_finding)
+    reader = PromptReader(prompts, system=resolved.system) if prompts else None
+    done = probe(resolved, on_finding=None if as_json else print_finding, prompts=reader)
     if as_json:
         print(json.dumps(done.as_dict()))  # ASCII: what a model wrote may be hostile
     else:

@@ -18,11 +18,13 @@ from eyas.findings import Finding, Findings
 from eyas.probe.accounts import look_at_accounts
 from eyas.probe.chat import show_chat
 from eyas.probe.facts import look_at_rendering
+from eyas.probe.input import look_at_input
 from eyas.probe.modes import look_at_modes
 from eyas.probe.question import Answers, ask
 from eyas.probe.scores import score_again
 from eyas.probe.server import look_at_served_template, look_at_server, look_at_tokenizer
 from eyas.probe.template import look_at_reasoning, look_at_stop
+from eyas.readers import PromptReader
 from eyas.target import Target, open_target
 from eyas.tokens.facts import TemplateFacts, template_facts
 
@@ -77,12 +79,18 @@ class Probe:
         }
 
 
-def probe(config: TargetConfig, *, on_finding: Callable[[Finding], None] | None = None) -> Probe:
+def probe(
+    config: TargetConfig,
+    *,
+    on_finding: Callable[[Finding], None] | None = None,
+    prompts: PromptReader | None = None,
+) -> Probe:
     """Probe a server.
 
     Args:
         config: which server, tokenizer, template and sampling.
         on_finding: takes each finding as it is made.
+        prompts: what a capture would be given; the beginning of it is looked through.
 
     Raises:
         EyasError: if the tokenizer cannot be loaded, or nothing that can be captured from
@@ -92,7 +100,7 @@ def probe(config: TargetConfig, *, on_finding: Callable[[Finding], None] | None 
     async def run() -> Probe:
         target = await open_target(config, say=lambda _: None)
         try:
-            return await probe_target(target, Findings(on_finding))
+            return await probe_target(target, Findings(on_finding), prompts)
         finally:
             await target.close()
 
@@ -100,14 +108,16 @@ def probe(config: TargetConfig, *, on_finding: Callable[[Finding], None] | None 
 
 
 async def require_probe(
-    target: Target, on_finding: Callable[[Finding], None] | None = None
+    target: Target,
+    on_finding: Callable[[Finding], None] | None = None,
+    prompts: PromptReader | None = None,
 ) -> dict[str, Any]:
     """Probe before a capture; returns what is kept in the run's profile.
 
     Raises:
         ProbeFailed: if a capture would be wrong.
     """
-    done = await probe_target(target, Findings(on_finding))
+    done = await probe_target(target, Findings(on_finding), prompts)
     if failed := done.findings.of("failed"):
         first = failed[0]
         raise ProbeFailed(
@@ -117,7 +127,9 @@ async def require_probe(
     return done.learnt()
 
 
-async def probe_target(target: Target, findings: Findings) -> Probe:
+async def probe_target(
+    target: Target, findings: Findings, prompts: PromptReader | None = None
+) -> Probe:
     """Look at everything, the cheap first.
 
     The target's profile gains what was learnt (a stop id that nobody declares).
@@ -132,6 +144,8 @@ async def probe_target(target: Target, findings: Findings) -> Probe:
         )
         look_at_rendering(findings, target.tokenizer, target.template, facts)
         await look_at_served_template(target, findings)
+        if prompts is not None:
+            await asyncio.to_thread(look_at_input, target, findings, prompts)
     else:
         findings.add(
             "template",

@@ -69,6 +69,11 @@ class PromptReader:
         self._column = column
         self._system = system
 
+    @property
+    def rereadable(self) -> bool:
+        """Whether all of it can be read more than once."""
+        return all(path != STDIN and os.path.isfile(path) for path in self.files)
+
     def __iter__(self) -> Iterator[Conversation | BadLine]:
         self.position.bytes_read = self.position.rows_read = 0
         self.shapes.clear()

@@ -5,7 +5,7 @@ text that the template makes; what the template itself writes keeps its ids; and
 without control strings has the ids that it has anyway. What cannot be had so is refused.
 
 How it is done. The template is rendered once as ever, and once with every control string of the
-messages between two sentinels, which tells the strings that the template wrote from those that it
+messages between two marks, which tells the strings that the template wrote from those that it
 was given. The template's own are then replaced by characters that a second tokenizer has as added
 tokens in their place, and which is the model's own otherwise: it knows no control string, so what
 is left in the text is tokenized as ordinary text, in its context and with every merge.
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
 POLICIES = ("allow", "escape", "refuse")
 
-_SENTINELS = ("\ue0f0", "\ue0f1"), ("\ue5a2", "\ue5a3"), ("\uf4d8", "\uf4d9")
-"""Pairs of private characters; one is taken that the text does not hold."""
-
-_FIRST_NAME, _LAST_NAME = 0x100000, 0x10FFFD
-"""Private characters of Unicode's last plane, one for each control string of a vocabulary."""
+_NAMES, _BEFORE, _AFTER, _LAST = 0x100000, 0x106000, 0x10C000, 0x10FFFD
+"""Private characters of Unicode's last plane, which texts hardly ever hold: names for control
+strings, and marks before and after one. Each mark says of which string it is, so that one that
+the template parted from its string is not taken for that of a neighbour."""
 
 
 class CannotEscape(Exception):
@@ -95,28 +94,31 @@ def escape(
         return tokenizer.encode(text)
     pattern = tokenizer.control_pattern
     assert pattern is not None
-    spans = _spans_given(pattern, render, chat, tools, text)
+    held = "".join([text, *texts_in([*chat, tools])])
+    if any(_NAMES <= ord(char) <= _LAST for char in set(held)):
+        raise CannotEscape("it holds characters of Unicode's last private plane, too")
+    number_of = {string: number for number, string in enumerate(_renamed(tokenizer)[1])}
+    if len(number_of) > _LAST - _AFTER:
+        raise CannotEscape(f"the vocabulary has {len(number_of):,} control strings")
+    spans = _spans_given(pattern, number_of, render, chat, tools, text)
     return _encode(tokenizer, pattern, text, spans)
 
 
 def _spans_given(
     pattern: re.Pattern[str],
+    number_of: dict[str, int],
     render: Callable[[list[Message], list[dict[str, Any]] | None], str],
     messages: list[Message],
     tools: list[dict[str, Any]] | None,
     text: str,
 ) -> list[tuple[int, int]]:
     """Where control strings of the messages stand in the rendered text."""
-    held = "".join([text, *texts_in([*messages, tools])])
-    pair = next((pair for pair in _SENTINELS if not any(s in held for s in pair)), None)
-    if pair is None:
-        raise CannotEscape("the text holds the private characters that would tell it apart")
-    for marked in _marks(pattern, *pair):
+    for mark in _marks(pattern, number_of):
         try:
-            rendered = render(_map(marked, messages), None if tools is None else _map(marked, tools))
+            rendered = render(_map(mark, messages), None if tools is None else _map(mark, tools))
         except TemplateRefusal:
             continue
-        spans, plain = _read_marks(pattern, *pair, rendered)
+        spans, plain = _read_marks(pattern, number_of, rendered)
         if plain == text:
             return spans
     raise CannotEscape(
@@ -125,21 +127,28 @@ def _spans_given(
     )
 
 
-def _marks(pattern: re.Pattern[str], first: str, last: str) -> Iterator[Callable[[str], str]]:
-    """Ways to mark control strings, since templates look at how a text begins and ends."""
+def _marks(pattern: re.Pattern[str], number_of: dict[str, int]) -> Iterator[Callable[[str], str]]:
+    """Ways to mark control strings: on both sides, but not at the ends of a text (templates look
+    how one begins and ends), and on one side."""
 
-    def inward(text: str) -> str:
+    def marked(text: str, *, ends: bool, before: bool, after: bool) -> str:
         def mark(found: re.Match[str]) -> str:
-            before = "" if found.start() == 0 else first
-            after = "" if found.end() == len(text) and found.start() > 0 else last
-            return f"{before}{found.group()}{after}"
+            string, number = found.group(), number_of[found.group()]
+            at_start, at_end = found.start() == 0, found.end() == len(text)
+            first = before and (ends or not at_start)
+            last = after and (ends or not at_end or at_start)
+            return (
+                (chr(_BEFORE + number) if first else "")
+                + string
+                + (chr(_AFTER + number) if last else "")
+            )
 
         return pattern.sub(mark, text)
 
-    yield lambda text: pattern.sub(rf"{first}\g<0>{last}", text)
-    yield inward
-    yield lambda text: pattern.sub(rf"{first}\g<0>", text)
-    yield lambda text: pattern.sub(rf"\g<0>{last}", text)
+    yield lambda text: marked(text, ends=True, before=True, after=True)
+    yield lambda text: marked(text, ends=False, before=True, after=True)
+    yield lambda text: marked(text, ends=True, before=True, after=False)
+    yield lambda text: marked(text, ends=True, before=False, after=True)
 
 
 def _map(change: Callable[[str], str], value: Any) -> Any:
@@ -157,20 +166,24 @@ def _map(change: Callable[[str], str], value: Any) -> Any:
 
 
 def _read_marks(
-    pattern: re.Pattern[str], first: str, last: str, rendered: str
+    pattern: re.Pattern[str], number_of: dict[str, int], rendered: str
 ) -> tuple[list[tuple[int, int]], str]:
     """The spans of marked control strings in the text without marks, and that text."""
+    before, after = f"[{chr(_BEFORE)}-{chr(_AFTER - 1)}]", f"[{chr(_AFTER)}-{chr(_LAST)}]"
     spans: list[tuple[int, int]] = []
     plain: list[str] = []
-    size = 0
-    marked = re.compile(f"({first})?({pattern.pattern})({last})?|[{first}{last}]")
-    at = 0
-    for found in marked.finditer(rendered):
+    size = at = 0
+    for found in re.finditer(
+        f"({before})?({pattern.pattern})({after})?|{before}|{after}", rendered
+    ):
         plain.append(rendered[at : found.start()])
         size += found.start() - at
         at = found.end()
-        string = found.group(2) or ""
-        if string and (found.group(1) or found.group(3)):
+        first, string, last = found.groups()
+        if string is None:  # a mark whose string was cut away
+            continue
+        number = number_of[string]
+        if first == chr(_BEFORE + number) or last == chr(_AFTER + number):
             spans.append((size, size + len(string)))
         plain.append(string)
         size += len(string)
@@ -183,8 +196,6 @@ def _encode(
 ) -> list[int]:
     """Ids of a text whose given control strings are ordinary text."""
     backend, name_of, id_of = _renamed(tokenizer)
-    if any(_FIRST_NAME <= ord(char) <= _LAST_NAME for char in set(text)):
-        raise CannotEscape("the text holds characters of Unicode's last private plane")
     pieces: list[str] = []
     at = 0
     for first, end in [*given, (len(text), len(text))]:
@@ -224,11 +235,16 @@ def _renamed(tokenizer: Tokenizer) -> tuple[Backend, dict[str, str], dict[int, i
     for index, token in sorted(own.get_added_tokens_decoder().items()):
         name = token.content
         if name.strip():
-            name_of[token.content] = name = chr(_FIRST_NAME + len(name_of))
+            name_of[token.content] = name = chr(_NAMES + len(name_of))
         flags = {flag: getattr(token, flag) for flag in _FLAGS}
         backend.add_tokens([AddedToken(name, special=token.special, **flags)])
         added[name] = index
-    return backend, name_of, {backend.token_to_id(name): index for name, index in added.items()}
+    id_of = {}
+    for name, index in added.items():
+        new = backend.token_to_id(name)
+        assert new is not None, "it was just added"
+        id_of[new] = index
+    return backend, name_of, id_of
 
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")

@@ -23,6 +23,7 @@ from eyas.store.journal import segments
 from eyas.store.manifest import NAME
 from eyas.store.parts import REJECTED, TRACES, parts
 from eyas.tokens import ChatTemplate, Profile, Tokenizer
+from eyas.tokens.control_text import POLICIES
 from eyas.trace import Rejected, Trace, arrow_schema, from_record
 from eyas.verify.run_rows import Faults, RowChecks, read_records, tools_of
 from eyas.verify.turns import Turns
@@ -54,7 +55,8 @@ def verify_run(
     if not _parts(run, findings):
         return
     faults, stored = Faults(), {TRACES: 0, REJECTED: 0}
-    _check_rows(run, Prompting(tokenizer, modes, profile), faults, stored, on_row)
+    prompting = Prompting(tokenizer, modes, profile, _control_text(run))
+    _check_rows(run, prompting, faults, stored, on_row)
     _report_rows(findings, faults, stored)
     _counts(run, findings, stored)
 
@@ -210,6 +212,13 @@ def _are_ids(values: Sequence[Any]) -> bool:
     return all(type(value) is int and 0 <= value < 2**31 for value in values)
 
 
+def _control_text(run: Run) -> str:
+    policy = run.manifest.fingerprint.get("control_text", "allow")
+    if policy not in POLICIES:
+        raise _damaged(run, f"control_text of the fingerprint is no policy: {policy!r}")
+    return str(policy)
+
+
 def _date(run: Run) -> dt.date:
     try:
         return dt.date.fromisoformat(run.manifest.date)
@@ -279,9 +288,12 @@ def _strays(run: Run, findings: Findings) -> None:
 
 
 def _check_prompts(chats: list[tuple[Trace, Chat]], prompting: Prompting, faults: Faults) -> None:
-    """Whether the prompt ids are what the template makes of the messages that are stored."""
+    """Whether the prompt ids are what template and control-text policy make of the messages that
+    are stored."""
     prompts = prompting.prompts(chat for _, chat in chats)
-    for (row, _), prompt in zip(chats, prompts, strict=True):
+    for (row, chat), prompt in zip(chats, prompts, strict=True):
+        if prompting.has_control_text(chat) != ("control_text" in row.marks):
+            faults.add("marks", row.id, "its mark control_text is not what its messages say")
         if isinstance(prompt, Refusal):
             faults.add("prompt", row.id, f"its messages do not render: {prompt.detail}")
         elif prompt != row.prompt_ids:
