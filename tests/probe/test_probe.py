@@ -17,6 +17,7 @@ from eyas.demo.server import TARGET
 from eyas.errors import ProbeFailed, UnsuitableServerError
 from eyas.findings import Finding
 from eyas.probe import Probe, probe
+from eyas.readers import PromptReader
 from fault_server import CLOSER, END, LIES, Answer, Fault, FaultServer, Pages, Policy, Target, lying
 
 INFO: Answer = {
@@ -550,3 +551,55 @@ def test_several_servers_are_not_all_probed(target: Target) -> None:
     with FaultServer(target, info=INFO) as server:
         done = run_probe(server, url=[server.url, "http://127.0.0.1:9"])
     assert "only" in finding(done, "servers").text
+
+
+def test_control_strings_in_the_input_are_counted_and_shown(target: Target, tmp_path: Path) -> None:
+    rows = [*numbered(7), {"prompt": "say <|end|> and <think>"}, {"prompt": "a <think>"}, {"x": 1}]
+    prompts = write_prompts(tmp_path / "p.jsonl", rows)
+    for policy, said in (("allow", "note"), ("escape", "ok")):
+        config = TargetConfig(url=["http://x"], tokenizer=str(TARGET), control_text=policy)
+        with FaultServer(target, info=INFO) as server:
+            done = probe(
+                config.model_copy(update={"url": [server.url]}),
+                prompts=PromptReader([str(prompts)]),
+            )
+        seen = finding(done, "control_text")
+        assert seen.verdict == said
+        assert seen.evidence["rows"] == 10 and seen.evidence["touched"] == 2
+        assert seen.evidence["strings"] == {"<think>": 2, "<|end|>": 1}
+        assert seen.text.startswith("2 of the first 10 rows hold control strings in their text")
+        assert "p.jsonl:8 holds '<|end|>' (506)" in seen.text
+        assert "'<|end|> and <think>' [" in seen.text
+        example = seen.evidence["example"]
+        assert 506 in example["allow"] and example["escape"].count(506) < example["allow"].count(
+            506
+        )
+        assert "message 1 (user) holds '<|end|>'" in example["refuse"]
+
+
+def test_the_look_at_the_input_is_bounded(target: Target, tmp_path: Path) -> None:
+    from eyas.probe.input import find_control_text
+
+    class Endless:
+        def __iter__(self) -> Any:
+            yield from reader
+            raise AssertionError("looked too far")
+
+    reader = PromptReader([str(write_prompts(tmp_path / "p.jsonl", numbered(50)))])
+    with FaultServer(target, info=INFO) as server:
+        done = run_probe(server)
+    assert find_control_text(done.target, Endless(), rows=50).rows == 50
+    assert find_control_text(done.target, Endless(), seconds=-1.0).rows == 1
+
+
+def test_an_input_without_control_strings_or_through_a_pipe(target: Target, tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(3))
+    with FaultServer(target, info=INFO) as server:
+        config = TargetConfig(url=[server.url], tokenizer=str(TARGET))
+        done = probe(config, prompts=PromptReader([str(prompts)]))
+        piped = probe(config, prompts=PromptReader(["-"]))
+    assert (
+        finding(done, "control_text").text
+        == "none of the first 3 rows holds control strings in its text"
+    )
+    assert "through a pipe" in finding(piped, "control_text").text
