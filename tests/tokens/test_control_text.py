@@ -16,8 +16,9 @@ from tokenizers import Tokenizer as Backend
 from eyas.conversation import Message
 from eyas.demo.server import TARGET
 from eyas.errors import TemplateRefusal
+from eyas.modes import open_modes
 from eyas.prompting import Chat, Prompting, Refusal
-from eyas.tokens import ChatTemplate, Tokenizer, build_profile, load_tokenizer
+from eyas.tokens import ChatTemplate, Tokenizer, load_tokenizer
 from eyas.tokens.control_text import CannotEscape, control_strings, escape
 
 DEMO = load_tokenizer(str(TARGET))
@@ -207,14 +208,16 @@ def test_spaces_of_sentencepiece_stand_where_they_would(tokenizer: Tokenizer) ->
     assert texts == ["▁a", "▁a", "</b>", "a", "<", "/", "b", ">", "a"]
 
 
+def made_with(tokenizer: Tokenizer, template: ChatTemplate, policy: str) -> Prompting:
+    return Prompting(tokenizer, *open_modes(tokenizer, template, [(1.0, {})]), policy)
+
+
 def test_policies(tokenizer: Tokenizer, template: ChatTemplate) -> None:
-    profile = build_profile(tokenizer, template)
     asks = Chat([{"role": "system", "content": "s"}, *said("a <|end|> b")])
     answered = Chat([*said("a"), {"role": "assistant", "content": "no <|end|> here"}, *said("b")])
     plain = Chat(said("a"))
     made = {
-        policy: Prompting(tokenizer, template, profile, policy)
-        for policy in ("allow", "escape", "refuse")
+        policy: made_with(tokenizer, template, policy) for policy in ("allow", "escape", "refuse")
     }
     allowed = made["allow"].prompt(asks)
     assert allowed == tokenizer.encode(template.render(asks.messages))
@@ -242,12 +245,11 @@ def test_tools_are_peoples_text_too(tokenizer: Tokenizer) -> None:
     source = "{{ tools | tojson if tools else '' }}<|user|>{{ messages[0].content }}<|end|>"
     template = ChatTemplate(source)
     tools = [{"type": "function", "function": {"name": "f", "description": "ends <|end|>"}}]
-    profile = build_profile(tokenizer, template)
     chat = Chat(said("a"), tools)
-    assert Prompting(tokenizer, template, profile, "refuse").prompt(chat) == Refusal(
+    assert made_with(tokenizer, template, "refuse").prompt(chat) == Refusal(
         "control_text", "the tools hold '<|end|>' (--control-text refuse)"
     )
-    ids = Prompting(tokenizer, template, profile, "escape").prompt(chat)
+    ids = made_with(tokenizer, template, "escape").prompt(chat)
     assert isinstance(ids, list) and ids.count(506) == 1
     assert tokenizer.decode(ids) == template.render(chat.messages, tools=tools)
 
@@ -256,7 +258,7 @@ def test_refusals_of_the_template_stay_its_own(tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ raise_exception('never') }}")
     with pytest.raises(TemplateRefusal, match="never"):
         escaped(tokenizer, template, said("<think>"))
-    made = Prompting(tokenizer, template, build_profile(tokenizer, template), "escape")
+    made = made_with(tokenizer, template, "escape")
     assert made.prompt(Chat(said("<think>"))) == Refusal(
         "template_refused", "the chat template refuses: never"
     )
