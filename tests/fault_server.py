@@ -170,6 +170,11 @@ class Fault:
     """Promise a longer body than is sent."""
 
 
+def asks_one_token(body: Answer) -> bool:
+    """Whether a request is no row's, but asks whether anybody is answered (or which engine)."""
+    return "input_ids" in body and body["sampling_params"].get("max_new_tokens") == 1
+
+
 Policy = Callable[[Answer, Answer], Fault | None]
 """(request body, honest answer) -> what to do instead, or None."""
 
@@ -258,8 +263,8 @@ def lying(name: str, share: float = 1.0, seed: int = 0) -> Policy:
     """A policy that tells one lie, always or at random."""
     change, chosen = LIES[name][0], random.Random(seed)
 
-    def policy(_: Answer, honest: Answer) -> Fault | None:
-        if chosen.random() >= share:
+    def policy(body: Answer, honest: Answer) -> Fault | None:
+        if asks_one_token(body) or chosen.random() >= share:
             return None
         answer = copy.deepcopy(honest)
         change(answer)
@@ -360,7 +365,7 @@ class FaultServer:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if len(body.get("input_ids", ())) > 1:  # not the one that asks which engine this is
+        if not asks_one_token(body):
             self.requests.append(body)
         self.authorization.append(request.headers.get("Authorization"))
         self.running += 1

@@ -33,8 +33,6 @@ class Answered:
     """The model ended the turn itself."""
     generation: Generation | None = None
     """The whole answer, its pieces joined."""
-    pending: str | None = None
-    """Why the turn stays to be done."""
 
 
 class Answering:
@@ -160,8 +158,6 @@ class Answering:
         return Answered(trace, later, verdict.complete, generation)
 
     def _failed(self, job: Job, request: Request, failed: RowFailed) -> Answered:
-        if failed.pending:
-            return Answered(pending=str(failed))
         rows = self._feed.refuse(job, failed.reason, str(failed))
         rows[0].tries, rows[0].text = failed.tries, failed.seen or None
         rows[0].seed, rows[0].max_new_tokens = request.seed, request.max_new_tokens

@@ -135,10 +135,7 @@ class RequestRefused(EngineError):
 
 
 class RowFailed(EngineError):
-    """The last try of one request failed; ``tries`` says what each one met.
-
-    Where `pending` is true the row stays to be done (the connection broke, nothing was said).
-    """
+    """The last try of one request failed; ``tries`` says what each one met."""
 
     def __init__(
         self,
@@ -147,14 +144,12 @@ class RowFailed(EngineError):
         reason: str,
         tries: list[str],
         seen: str = "",
-        pending: bool = False,
         server: str = "",
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.tries = tries
         self.seen = seen
-        self.pending = pending
         self.server = server
 
 

@@ -282,9 +282,6 @@ class _Loop:
         Returns the address that answered if the job has a next turn to generate, else None.
         """
         answered = await self._answering.answer(job, near)
-        if answered.pending is not None:
-            self._note(f"{job.id} stays pending: {answered.pending}")
-            return None
         trace, generation = answered.trace, answered.generation
         if trace is None or generation is None:
             self._put(answered.refused)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eyas.engines import wire
 from eyas.engines.http import HttpClient
 from eyas.errors import (
     BusyError,
@@ -91,6 +92,48 @@ def test_the_pause_that_the_server_asks_for(
         posted(Fault(status=503, body=b"", headers={"Retry-After": header}))
     asked = busy.value.retry_after
     assert asked is None if low is None or high is None else low <= (asked or 0.0) <= high
+
+
+def test_a_date_is_one_of_the_servers_clock() -> None:
+    """Its clock is three days ahead of ours."""
+    now = time.time() + 3 * 86400
+    headers = {"Date": email.utils.formatdate(now, usegmt=True),
+               "Retry-After": email.utils.formatdate(now + 20, usegmt=True)}  # fmt: skip
+    with pytest.raises(BusyError) as busy:
+        posted(Fault(status=503, body=b"", headers=headers))
+    assert busy.value.retry_after == 20
+
+
+@pytest.mark.parametrize("status", [201, 204, 206, 304])
+def test_a_success_of_another_kind_is_no_refusal(status: int) -> None:
+    with pytest.raises(MalformedAnswer, match=f"HTTP {status}"):
+        posted(Fault(status=status, body=b""))
+
+
+def test_an_address_that_swallows_connections_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "CONNECT_S", 0.05)
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = full.getsockname()
+        held = [socket.socket() for _ in range(3)]
+        for one in held:  # the queue of those that nobody accepts is full
+            one.setblocking(False)
+            one.connect_ex(address)
+
+        async def ask() -> None:
+            http = HttpClient(f"127.0.0.1:{address[1]}")
+            try:
+                await http.post("/generate", BODY)
+            finally:
+                await http.close()
+
+        with pytest.raises(ServerUnreachable, match="no connection within"):
+            asyncio.run(ask())
+        for one in held:
+            one.close()
 
 
 @pytest.mark.parametrize("header", ["inf", "nan", "1e300"])

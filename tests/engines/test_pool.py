@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eyas.engines import Generation, Request, ServerInfo
+from eyas.engines import Generation, Request, ServerInfo, tries
 from eyas.engines import pool as pools
 from eyas.engines.pool import Pool
 from eyas.engines.server import Server
@@ -33,7 +33,10 @@ def good(**more: Any) -> Generation:
 
 
 class Scripted:
-    """An engine whose outcomes are given beforehand; the last one repeats."""
+    """An engine whose outcomes are given beforehand; the last one repeats.
+
+    What is asked to learn whether it answers anybody (one token) has an outcome of its own.
+    """
 
     name, url = "scripted", "http://scripted"
 
@@ -41,9 +44,16 @@ class Scripted:
         self.outcomes = list(outcomes)
         self.told = told or ServerInfo("scripted", self.url, model="m")
         self.sent = 0
+        self.asked = 0
+        self.one_token: Outcome = good()
         self.up = True
 
     async def generate(self, request: Request) -> Generation:
+        if request.max_new_tokens == 1:
+            self.asked += 1
+            if isinstance(self.one_token, Exception):
+                raise self.one_token
+            return self.one_token
         self.sent += 1
         outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
         if isinstance(outcome, Exception):
@@ -81,7 +91,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def generate(engine: Scripted, **more: Any) -> Generation:
     async def run() -> Generation:
-        pool = Pool([Server(engine, ServerInfo("scripted", engine.url, model="m"))], **more)
+        info = ServerInfo("scripted", engine.url, version="1", model="m", context_length=100)
+        pool = Pool([Server(engine, info)], **more)
         try:
             return await pool.generate(REQUEST)
         finally:
@@ -112,31 +123,31 @@ def test_a_passing_fault_costs_nothing(
 def test_pauses_grow_and_have_an_end(pauses: list[float]) -> None:
     with pytest.raises(RowFailed):
         generate(Scripted(MalformedAnswer("cut")), tries=40)
-    assert max(pauses) <= 1.5 * pools._LONGEST_PAUSE_S
+    assert max(pauses) <= 1.5 * tries.LONGEST_PAUSE_S
     assert sum(pauses[:4]) < sum(pauses[4:8])
 
 
-def test_the_server_says_how_long_to_wait(pauses: list[float]) -> None:
-    generate(Scripted(BusyError("busy", status=500, retry_after=7.5), good()))
-    assert pauses == [7.5]
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_the_server_says_how_long_to_wait(status: int, pauses: list[float]) -> None:
+    generate(Scripted(BusyError("busy", status=status, retry_after=7.5), good()))
+    (pause,) = pauses
+    assert 7.5 <= pause <= 8.5  # not all of them at the same moment
 
 
 @pytest.mark.parametrize(
-    ("error", "reason", "pending"),
+    ("error", "reason"),
     [
-        (BusyError("no room", status=500), "server_error", False),
-        (MalformedAnswer("cut", reason="cut_answer", seen="{"), "cut_answer", False),
-        (TransportError("broke"), "connection_lost", True),
+        (BusyError("no room", status=500), "server_error"),
+        (MalformedAnswer("cut", reason="cut_answer", seen="{"), "cut_answer"),
+        (TransportError("broke"), "connection_lost"),
     ],
 )
-def test_the_last_try_ends_the_row(
-    error: EngineError, reason: str, pending: bool, pauses: list[float]
-) -> None:
+def test_the_last_try_ends_the_row(error: EngineError, reason: str, pauses: list[float]) -> None:
     engine = Scripted(error)
     with pytest.raises(RowFailed) as failed:
         generate(engine, tries=3)
-    assert engine.sent == 3
-    assert (failed.value.reason, failed.value.pending) == (reason, pending)
+    assert (engine.sent, engine.asked) == (3, 3)
+    assert failed.value.reason == reason
     assert failed.value.tries == [str(error)] * 3
     assert "(try 3)" in str(failed.value)
 
@@ -146,15 +157,23 @@ def test_a_refusal_is_not_tried_again(status: int) -> None:
     engine = Scripted(RequestRefused("too long", status=status))
     with pytest.raises(RowFailed) as failed:
         generate(engine)
-    assert (engine.sent, failed.value.reason, failed.value.pending) == (1, "request_refused", False)
+    assert (engine.sent, failed.value.reason) == (1, "request_refused")
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_what_concerns_every_request_stops_the_capture(status: int) -> None:
     engine = Scripted(RequestRefused("no", status=status))
+    engine.one_token = RequestRefused("no", status=status)
     with pytest.raises(CaptureStopped, match="refuses every request"):
         generate(engine)
     assert engine.sent == 1
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_concerns_one_request_alone_ends_its_row(status: int) -> None:
+    """A firewall that does not like one prompt, say."""
+    with pytest.raises(RowFailed, match="no"):
+        generate(Scripted(RequestRefused("no", status=status)))
 
 
 def test_an_abort_is_tried_again_and_at_last_handed_to_the_checks(pauses: list[float]) -> None:
@@ -186,6 +205,9 @@ def test_a_server_that_stays_away_stops_the_capture(pauses: list[float]) -> None
     [
         (ServerInfo("scripted", "u", model="other"), "came back with other, not m"),
         (UnsuitableServerError("SGLang 0.5.3 is not right"), "SGLang 0.5.3 is not right"),
+        (ServerInfo("scripted", "u", version="2"), "came back with version 2 of scripted, not 1"),
+        (ServerInfo("scripted", "u", context_length=99), "a context of 99 ids, not 100"),
+        (RequestRefused("the key is wrong", status=401), "refuses every request: the key"),
     ],
 )
 def test_another_server_that_comes_back_stops_the_capture(
@@ -237,3 +259,97 @@ def test_an_interruption_wins_over_a_request_that_moves() -> None:
         return task.cancelled()
 
     assert asyncio.run(run())
+
+
+@pytest.mark.parametrize("error", [*PASSING, lambda: BusyError("no room", status=502)])
+def test_a_server_that_answers_nobody_costs_no_row_a_try(
+    error: Callable[[], EngineError], pauses: list[float]
+) -> None:
+    """As long as it gives not even one token, it is the server's fault."""
+    said: list[str] = []
+
+    class Ill(Scripted):
+        async def generate(self, request: Request) -> Generation:
+            if request.max_new_tokens == 1 and self.asked == 7:
+                self.outcomes, self.one_token = [good()], good()
+            return await super().generate(request)
+
+    engine = Ill(error())
+    engine.one_token = error()
+    assert generate(engine, tries=1, say=said.append).output_ids == [2]
+    assert engine.asked >= 8
+    assert [line.endswith("answers again") for line in said] == [False, True]
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_a_server_that_never_answers_anybody_ends_the_capture_and_rejects_nothing(
+    error: Callable[[], EngineError], pauses: list[float]
+) -> None:
+    engine = Scripted(error())
+    engine.one_token = error()
+    with pytest.raises(CaptureStopped, match="stays pending"):
+        generate(engine, tries=1, give_up_after_s=0.0)
+
+
+class Killed(Scripted):
+    """A server that one prompt takes down, with all that it holds, and that is started again."""
+
+    def __init__(self, poison: int) -> None:
+        super().__init__(good())
+        self.poison = poison
+        self.held: list[asyncio.Future[None]] = []
+        self.crashes = 0
+        self.answered: list[int] = []
+
+    async def generate(self, request: Request) -> Generation:
+        if not self.up:
+            raise ServerUnreachable("nobody")
+        if request.max_new_tokens == 1:
+            return good()
+        held = asyncio.get_running_loop().create_future()
+        self.held.append(held)
+        if request.prompt_ids == [self.poison]:
+            self.crashes += 1
+            self.up = False
+            for other in self.held:
+                if not other.done():
+                    other.set_exception(TransportError("the connection broke"))
+            self.held.clear()
+        else:
+            asyncio.get_running_loop().call_later(
+                0.02, lambda: held.done() or held.set_result(None)
+            )
+        await held
+        self.answered.append(request.prompt_ids[0])
+        return good()
+
+    async def reachable(self) -> bool:
+        self.up = True  # when it is looked at, it has been started again
+        return True
+
+
+def test_a_row_that_takes_the_server_down_is_found_and_only_it_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pools, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(tries, "LONGEST_PAUSE_S", 0.01)
+    rows, poison = range(100, 160), 117
+
+    async def run() -> tuple[Killed, list[Any]]:
+        engine = Killed(poison)
+        pool = Pool([Server(engine, ServerInfo("scripted", engine.url), slots=16)])
+        asked = [pool.generate(Request([row], 4, 0)) for row in rows]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        await pool.close()
+        return engine, results
+
+    engine, results = asyncio.run(run())
+    failed = [
+        row for row, result in zip(rows, results, strict=True) if not isinstance(result, Generation)
+    ]
+    assert failed == [poison]
+    failure = results[poison - 100]
+    assert isinstance(failure, RowFailed)
+    assert failure.reason == "connection_lost"
+    assert len(failure.tries) == engine.crashes <= 6
+    assert sorted(engine.answered) == [row for row in rows if row != poison]

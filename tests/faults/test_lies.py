@@ -9,7 +9,7 @@ import pytest
 
 from capturing import capture_from, numbered, reasons, write_prompts
 from eyas import Run
-from fault_server import LIES, Answer, Fault, FaultServer, Policy, Target, lying
+from fault_server import LIES, Answer, Fault, FaultServer, Policy, Target, asks_one_token, lying
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,11 @@ def always(fault: Fault) -> Policy:
     return lambda _, __: fault
 
 
+def for_rows(fault: Fault) -> Policy:
+    """What is asked for one token, to learn whether the server answers anybody, is answered."""
+    return lambda body, _: None if asks_one_token(body) else fault
+
+
 BAD_ANSWERS = {
     "error object": (Fault(body=b'{"error": {"message": "boom"}}'), "error_body", "boom"),
     "error text": (Fault(body=b'{"object": "error", "message": "bang"}'), "error_body", "bang"),
@@ -96,12 +101,27 @@ BAD_ANSWERS = {
 def test_bad_answers_become_one_clear_reason(name: str, target: Target, tmp_path: Path) -> None:
     fault, reason, said = BAD_ANSWERS[name]
     prompts = write_prompts(tmp_path / "p.jsonl", numbered(2))
-    with FaultServer(target, policy=always(fault)) as server:
+    with FaultServer(target, policy=for_rows(fault)) as server:
         summary = capture_from(server, prompts, tmp_path / "run", tries=2)
     assert (summary.done, summary.rejected, summary.pending) == (0, 2, 0)
     for row in Run(tmp_path / "run").rejected():
         assert row.reason == reason
         assert said in row.detail
+
+
+@pytest.mark.parametrize("name", [n for n in BAD_ANSWERS if not n.startswith("4")])
+def test_what_a_server_does_to_everybody_rejects_no_row(
+    name: str, target: Target, tmp_path: Path
+) -> None:
+    """A proxy's page for maintenance, an engine that died behind its front: wait, and give up."""
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(2))
+    with FaultServer(
+        target, policy=always(BAD_ANSWERS[name][0]), info={"model_path": "m"}
+    ) as server:
+        summary = capture_from(server, prompts, tmp_path / "run", tries=1, give_up_after=0.0)
+    assert (summary.done, summary.rejected, summary.pending) == (0, 0, 2)
+    assert summary.exit_code == 4
+    assert "answers nobody" in (summary.stopped or "")
 
 
 def test_a_fault_that_passes_costs_no_row(target: Target, tmp_path: Path) -> None:
@@ -124,20 +144,24 @@ def test_a_fault_that_passes_costs_no_row(target: Target, tmp_path: Path) -> Non
     assert (summary.done, summary.rejected, summary.exit_code) == (24, 0, 0)
 
 
-def test_a_row_whose_connection_always_breaks_stays_pending(target: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [30, 0], ids=["beside others", "alone"])
+def test_a_row_whose_connection_always_breaks_is_rejected_with_its_history(
+    others: int, target: Target, tmp_path: Path
+) -> None:
     def policy(body: Answer, _: Answer) -> Fault | None:
         return Fault(drop=True) if len(body["input_ids"]) == poison else None
 
-    rows = [*numbered(5), {"id": "poison", "prompt": "one that is much longer than the others"}]
+    rows = [*numbered(others), {"id": "poison", "prompt": "one that is longer than all the others"}]
     prompts = write_prompts(tmp_path / "p.jsonl", rows)
     poison = len(target.tokenizer.encode("<|user|>" + str(rows[-1]["prompt"]))) + 3
     with FaultServer(target, policy=policy) as server:
-        summary = capture_from(server, prompts, tmp_path / "run", tries=2)
-        assert (summary.done, summary.rejected, summary.pending) == (5, 0, 1)
-        assert summary.exit_code == 4
-        server.policy = None
-        again = capture_from(server, prompts, tmp_path / "run")
-    assert (again.done, again.new, again.exit_code) == (6, 1, 0)
+        summary = capture_from(server, prompts, tmp_path / "run", tries=3)
+        sent = sum(len(body["input_ids"]) == poison for body in server.requests)
+    assert (summary.done, summary.rejected, summary.pending) == (others, 1, 0)
+    (row,) = Run(tmp_path / "run").rejected()
+    assert (row.conversation_id, row.reason, sent) == ("poison", "connection_lost", 3)
+    assert len(row.tries) == 3
+    assert all("broke before an answer came" in met for met in row.tries)
 
 
 def test_a_refused_key_rejects_nothing(target: Target, tmp_path: Path) -> None:

@@ -196,15 +196,15 @@ class HttpClient:
     def _status_error(self, status: int, headers: Mapping[str, str], raw: bytes) -> EngineError:
         said = f"HTTP {status}: {self._message(raw)}"
         if is_busy(status):
-            return BusyError(
-                said, status=status, retry_after=_retry_after(headers.get("retry-after"))
-            )
+            return BusyError(said, status=status, retry_after=_retry_after(headers))
         if status in (401, 403):
             hint = "is the key in the variable that --api-key-env names right?"
             return RequestRefused(f"{said} ({hint})", status=status)
         if "location" in headers:
             hint = f"it points to {headers['location']}: give the address that answers itself"
             return RequestRefused(f"{said} ({hint})", status=status)
+        if status < 400:
+            return MalformedAnswer(said, seen=self._shown(raw))
         return RequestRefused(said, status=status)
 
     def _message(self, raw: bytes) -> str:
@@ -240,15 +240,26 @@ class HttpClient:
 _LONGEST_ASKED_S = 600.0
 
 
-def _retry_after(value: str | None) -> float | None:
-    """Seconds of a Retry-After header (a number or a date), at most ten minutes, or None."""
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds of a Retry-After header (a number or a date), at most ten minutes, or None.
+
+    A date is one of the server's clock, so it is compared with the answer's own ``Date``.
+    """
+    value = headers.get("retry-after")
     if not value:
         return None
     try:
         seconds = float(value)
     except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (TypeError, ValueError):
+        until, now = _moment(value), _moment(headers.get("date"))
+        if until is None:
             return None
+        seconds = until - (time.time() if now is None else now)
     return min(max(0.0, seconds), _LONGEST_ASKED_S) if math.isfinite(seconds) else None
+
+
+def _moment(value: str | None) -> float | None:
+    try:
+        return email.utils.parsedate_to_datetime(value or "").timestamp()
+    except (TypeError, ValueError):
+        return None

@@ -1,10 +1,10 @@
 """The servers of one target, kept full and no fuller, and requests that are tried again.
 
 Invariants: a request waits only while no usable server has a free place; a server that is down,
-stalled or restarted costs no row a try; a request is rejected only by its own last try or by a
-refusal that will not change; a server that serves anything else than the run began with gets
-nothing more; when nothing can succeed the capture stops with one sentence and every open row
-stays pending.
+stalled, restarted or fails everybody costs no row a try; a request is rejected only by its own
+last try or by a refusal that will not change; a server that serves anything else than the run
+began with gets nothing more; when nothing can succeed the capture stops with one sentence and
+every open row stays pending.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from eyas.engines.base import Generation, Request
+from eyas.engines.base import Generation, Request, ServerInfo
 from eyas.engines.server import Server
+from eyas.engines.tries import FIRST_PAUSE_S, Suspects, Tries, Witness
 from eyas.errors import (
     BusyError,
     CaptureStopped,
@@ -32,61 +33,23 @@ from eyas.errors import (
 
 _OVERLOADED = frozenset((408, 425, 429, 502, 503, 504))
 """Statuses that tell of the server or a proxy, not of the request."""
-_CONCERNS_ALL = frozenset((401, 403, 404))
-_TURNED_AWAY = 12
-"""How often a busy server may turn one request away while it serves others (over a minute)."""
+_BAD_GATEWAY = frozenset((502, 504))
+"""Those with which a proxy says that the server broke off."""
+_OF_THE_REQUEST = frozenset((400, 413, 422))
+"""Refusals that concern the request itself; others may concern everybody (a key, an address)."""
 _WORKING_S = 10.0
 """A request that is held this long is being worked on."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
 _LONGEST_LOOK_S = 2.0
 """Between looks at a server that is down: looking costs it next to nothing."""
 _HEALTH_S = 15.0
+_LOOKS = 3
+"""After so many looks at a server that answers nobody its requests go elsewhere."""
 _SHARED = 64
 """Ids at the beginning of a prompt by which requests that share them are kept together."""
 
 
 class _Moved(Exception):
     """The request was taken away from a server and is to be sent elsewhere."""
-
-
-@dataclass(slots=True)
-class _Tries:
-    """What one request has met so far."""
-
-    allowed: int
-    met: list[str] = field(default_factory=list)
-    turned_away: int = 0
-    next_pause_s: float = _FIRST_PAUSE_S
-    avoid: Server | None = None
-    """Where it failed last: another server is tried first."""
-
-    @property
-    def last(self) -> bool:
-        """Whether the next failure that counts is the last."""
-        return len(self.met) + 1 >= self.allowed
-
-    def met_with(self, error: EngineError) -> bool:
-        """Count a failure; true if it was the last."""
-        self.met.append(str(error))
-        return len(self.met) >= self.allowed or self.turned_away >= _TURNED_AWAY
-
-    def failure(self, error: EngineError, server: Server) -> RowFailed:
-        """The row's end. Where the connection broke and nothing was said it stays pending."""
-        return RowFailed(
-            f"{error} (try {len(self.met) + self.turned_away})",
-            reason=error.reason,
-            tries=self.met,
-            seen=getattr(error, "seen", ""),
-            pending=isinstance(error, TransportError),
-            server=server.url,
-        )
-
-    def pause(self, error: EngineError) -> float:
-        """Seconds until the next try: what the server asked for, else growing, with jitter."""
-        asked = error.retry_after if isinstance(error, BusyError) else None
-        pause = self.next_pause_s * random.uniform(0.5, 1.5) if asked is None else asked
-        self.next_pause_s = min(2 * self.next_pause_s, _LONGEST_PAUSE_S)
-        return pause
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +92,9 @@ class Pool:
         self._on_weights = on_weights
         self._waiters: deque[_Waiter] = deque()
         self._stopped: CaptureStopped | None = None
+        self._witness = Witness()
+        self._suspects = Suspects()
+        self._pausing = 0
         self._answered = 0
         self._failing_since: float | None = None
         self._all_down_since: float | None = None
@@ -140,6 +106,12 @@ class Pool:
 
     @property
     def capacity(self) -> int:
+        """Requests that keep the servers full, those that wait to be tried again besides."""
+        places = self._places
+        return places + min(places, self._pausing + self._suspects.waiting)
+
+    @property
+    def _places(self) -> int:
         """Places of all servers that may be given requests, now or when they are up again."""
         return sum(server.slots for server in self.servers if server.refused is None)
 
@@ -160,48 +132,117 @@ class Pool:
             RowFailed: this request cannot be answered.
             CaptureStopped: no request can be now.
         """
-        tries = _Tries(self._tries)
+        tries = Tries(self._tries)
         prefix = hash(tuple(request.prompt_ids[:_SHARED])) if len(self.servers) > 1 else 0
         while True:
-            server = await self._place(near, tries.avoid, prefix)
-            answered_before = self._answered
+            company = await self._suspects.enter(tries, self._places)
+            generation, error = None, None
             try:
+                server = await self._place(near, tries.avoid, prefix)
+                answered_before = server.answered
                 generation = await self._attempt(server, request)
             except _Moved:
-                tries.avoid = server
-                continue
-            except ServerUnreachable as gone:
-                self.went_down(server, str(gone))
-                continue
-            except RequestRefused as refused:
-                if refused.status in _CONCERNS_ALL:
-                    self.refuse(server, f"{server.url} refuses every request: {refused}")
-                    continue
-                raise RowFailed(
-                    str(refused), reason=refused.reason, tries=tries.met, server=server.url
-                ) from refused
+                pass
+            except CaptureStopped:
+                raise
             except EngineError as failed:
                 error = failed
-            else:
-                if generation.finish_reason not in ("stop", "length") and not tries.last:
-                    error = MalformedAnswer(
-                        f"the engine's finish reason is {generation.finish_reason}",
-                        reason="finish_reason",
-                    )
-                elif self._of_other_weights(server, generation):
+            finally:
+                if company:
+                    self._suspects.leave()
+            if generation is not None:
+                if generation.finish_reason in ("stop", "length"):
+                    if self._same_weights(server, generation.weight_version):
+                        self._witness.remember(request)
+                        return generation
                     continue
-                else:
-                    return generation  # an abort goes to the checks, which keep its ids
+                error = MalformedAnswer(
+                    f"the engine's finish reason is {generation.finish_reason}",
+                    reason="finish_reason",
+                )
             tries.avoid = server
-            if isinstance(error, BusyError) and error.status in _OVERLOADED:
-                self._check_patience(server, error)
-                tries.turned_away += self._answered != answered_before
-                counts = tries.turned_away >= _TURNED_AWAY
+            if isinstance(error, ServerUnreachable):
+                self.went_down(server, str(error))
+                continue
+            if isinstance(error, RequestRefused):
+                await self._check_refusal(server, error, tries)
+                continue
+            if error is None:  # it was taken away
+                error = TransportError(f"{server.url} went down while it held the request")
+                last = not server.up and self._count_down(tries, error, company)
             else:
-                counts = True
-            if counts and tries.met_with(error):
+                last = await self._find_fault(server, error, tries, company, answered_before)
+            if last and generation is not None:
+                return generation  # an abort goes to the checks, which keep its ids
+            if last:
                 raise tries.failure(error, server) from error
-            await asyncio.sleep(tries.pause(error))
+
+    async def _find_fault(
+        self, server: Server, error: EngineError, tries: Tries, company: int, before: int
+    ) -> bool:
+        """Wait, and see whether a failure was the row's own; true if it was its last.
+
+        `before` is how many answers the server had given when the request was sent.
+        """
+        status = error.status if isinstance(error, BusyError) else None
+        busy = status in _OVERLOADED
+        if busy:
+            self._check_patience(server, error)
+        answered = before if busy else server.answered
+        await self._pause(server, tries, error)
+        fault = None
+        if server.answered == answered and not (busy and server.attempts):  # nobody can tell
+            fault = await self._witness.fault_of(server)
+        answers = server.answered != answered
+        if fault is None or answers:
+            if busy:
+                return answers and tries.count_turned_away(error)
+            return tries.count(error)
+        if isinstance(fault, RequestRefused):
+            if fault.status not in _OF_THE_REQUEST:
+                self.refuse(server, f"{server.url} refuses every request: {fault}")
+            return tries.count(error, own=fault.status in _OF_THE_REQUEST)
+        if isinstance(fault, ServerUnreachable):
+            self.went_down(server, str(fault))
+        else:
+            self.went_down(server, f"{server.url} answers nobody ({fault})", moves=False)
+        if busy and status not in _BAD_GATEWAY:
+            return tries.count(error, own=False)
+        return self._count_down(tries, error, company)
+
+    def _count_down(self, tries: Tries, error: EngineError, company: int) -> bool:
+        """A server went down with a request: whether that tells against the request."""
+        others = self._answered != tries.answered_then or not self.in_flight
+        tries.answered_then = self._answered
+        return tries.count_down(error, alone=company == 1 and others)
+
+    async def _check_refusal(self, server: Server, error: RequestRefused, tries: Tries) -> None:
+        """A 4xx that will not change ends the row, or the server, where nobody else gets through.
+
+        Raises:
+            RowFailed: it concerns this row.
+        """
+        fault: EngineError | None = None
+        if error.status not in _OF_THE_REQUEST:
+            fault = await self._witness.fault_of(server)
+        if isinstance(fault, RequestRefused):
+            self.refuse(server, f"{server.url} refuses every request: {error}")
+        elif fault is None:
+            raise RowFailed(
+                str(error), reason=error.reason, tries=tries.met, server=server.url
+            ) from error
+        else:
+            tries.count(error, own=False)
+            await self._pause(server, tries)
+
+    async def _pause(self, server: Server, tries: Tries, error: EngineError | None = None) -> None:
+        """Wait before the next try, shorter where another server may take the request."""
+        elsewhere = any(other.usable for other in self.servers if other is not server)
+        self._pausing += 1
+        try:
+            await asyncio.sleep(tries.pause(error, elsewhere=elsewhere))
+        finally:
+            self._pausing -= 1
 
     async def _attempt(self, server: Server, request: Request) -> Generation:
         """Send a request once, to a server that has a place for it, and give the place back."""
@@ -226,10 +267,16 @@ class Pool:
 
     async def close(self) -> None:
         """End the watches, if there are any, and close the connections."""
+        self.end_watches()
+        for server in self.servers:
+            await server.engine.close()
+
+    def end_watches(self) -> None:
+        """Ask no server any more whether it is there."""
+        self._witness.close()
         for server in self.servers:
             if server.watch is not None:
                 server.watch.cancel()
-            await server.engine.close()
 
     # -- places ------------------------------------------------------------------------------
 
@@ -310,12 +357,16 @@ class Pool:
         self._waiters.clear()
         return self._stopped
 
-    def went_down(self, server: Server, why: str) -> None:
-        """A server is not there (or does not move); its requests go elsewhere."""
+    def went_down(self, server: Server, why: str, *, moves: bool = True) -> None:
+        """A server is not there (or does not move); its requests go elsewhere.
+
+        Where not `moves`, those that it holds are left to it for a while: it may be well again.
+        """
         if not server.up:
             return
         server.up = False
-        server.take_away()
+        if moves:
+            server.take_away()
         others = [s for s in self.servers if s.usable]
         if others:
             self.say(f"{why}; its requests go to {len(others)} other{'s' * (len(others) > 1)}")
@@ -327,14 +378,17 @@ class Pool:
             server.watch = asyncio.create_task(self._wait_until_up(server, why))
 
     async def _wait_until_up(self, server: Server, why: str) -> None:
-        pause = _FIRST_PAUSE_S
+        pause, looks = FIRST_PAUSE_S, 0
         while True:
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
             pause = min(2 * pause, _LONGEST_LOOK_S)
-            if await server.engine.reachable() and (
-                await server.engine.healthy(_HEALTH_S) is not False
-            ):
+            if await self._is_back(server):
                 break
+            if server.refused is not None:
+                return
+            looks += 1
+            if looks == _LOOKS:
+                server.take_away()
             if any(other.usable for other in self.servers):
                 self._all_down_since = None
                 continue
@@ -345,32 +399,48 @@ class Pool:
                     "Start the server and run the same command again to go on."
                 )
                 return
-        if await self._is_the_same(server):
-            server.up = True
-            server.last_answer = time.monotonic()
-            self._all_down_since = None
-            self.say(f"{server.url} answers again")
-            self._hand_out()
+        server.up = True
+        server.last_answer = time.monotonic()
+        self._all_down_since = None
+        self.say(f"{server.url} answers again")
+        self._hand_out()
 
-    async def _is_the_same(self, server: Server) -> bool:
-        """Whether a server that came back is the one that the run began with."""
+    async def _is_back(self, server: Server) -> bool:
+        """Whether a server that was down gives ids again, and is the one that it was."""
+        engine = server.engine
+        if not await engine.reachable() or await engine.healthy(_HEALTH_S) is False:
+            return False
         try:
-            now = await server.engine.identify()
+            now = await engine.identify()
+        except RequestRefused as refused:
+            self.refuse(server, f"{server.url} refuses every request: {refused}")
+            return False
         except EngineError:
-            return True  # gone again, or still starting: the next request finds out
+            return False  # gone again, or still starting
         except Exception as unsuitable:
             self.refuse(server, str(unsuitable))
             return False
-        if self.model is not None and now.model not in (None, self.model):
-            self.refuse(server, f"{server.url} came back with {now.model}, not {self.model}")
+        if (other := self._other_server(server, now)) is not None:
+            self.refuse(server, f"{server.url} came back with {other}")
             return False
-        return self._same_weights(server, now.weight_version)
+        if not self._same_weights(server, now.weight_version):
+            return False
+        fault = await self._witness.fault_of(server)
+        if isinstance(fault, RequestRefused) and fault.status not in _OF_THE_REQUEST:
+            self.refuse(server, f"{server.url} refuses every request: {fault}")
+        return fault is None or (isinstance(fault, RequestRefused) and server.refused is None)
 
-    def _of_other_weights(self, server: Server, generation: Generation) -> bool:
-        """Whether an answer is of other weights; its server then gets nothing more."""
-        if generation.finish_reason not in ("stop", "length"):
-            return False
-        return not self._same_weights(server, generation.weight_version)
+    def _other_server(self, server: Server, now: ServerInfo) -> str | None:
+        """What a server is now and was not before, beside its weights."""
+        was = server.info
+        if self.model is not None and now.model not in (None, self.model):
+            return f"{now.model}, not {self.model}"
+        if None not in (was.version, now.version) and was.version != now.version:
+            return f"version {now.version} of {now.engine}, not {was.version}"
+        context = now.context_length
+        if context is not None and was.context_length is not None and context < was.context_length:
+            return f"a context of {context} ids, not {was.context_length}"
+        return None
 
     def _same_weights(self, server: Server, now: str | None) -> bool:
         if self.weights is None and now is not None:

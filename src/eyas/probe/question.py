@@ -176,6 +176,8 @@ async def answer_to(
                 generation = await pool.generate(request)
         except TimeoutError:
             raise TransportError(f"no answer came within {_PATIENCE_S:.0f} s") from None
+        finally:
+            pool.end_watches()
         verdict = checker.judge(prompt_ids, generation, request.max_new_tokens)
         if verdict.refusal == "budget" and request.max_new_tokens < whole:
             # The probe's budget is shorter than the capture's, which is what has to be kept.
