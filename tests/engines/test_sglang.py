@@ -43,9 +43,10 @@ def test_what_is_absent_stays_none() -> None:
 
 
 def test_the_answer_of_another_request_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the request's id: one of ours that was not sent now is wrong, a foreign one is not."""
+    """By the request's id: one of ours that was not sent now is wrong; a foreign one is not,
+    unless this server has kept a request's id before."""
     engine = SGLang("http://127.0.0.1:1")
-    said = ["", "foreign", engine._rid + "0" * 16]
+    said = ["foreign", engine._rid + "0" * 16, "", "foreign"]
 
     async def post(path: str, body: Answer) -> Answer:
         return answer(id=said.pop(0) or body["rid"])
@@ -54,10 +55,11 @@ def test_the_answer_of_another_request_is_known(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(engine.close())
 
     async def ask() -> list[tuple[bool, bool]]:
-        given = [await engine.generate(Request([1, 2, 3], 9, 0)) for _ in range(3)]
+        given = [await engine.generate(Request([1, 2, 3], 9, 0)) for _ in range(4)]
         return [(g.renamed, g.refusal is not None) for g in given]
 
-    assert asyncio.run(ask()) == [(False, False), (True, False), (True, True)]
+    renamed, own, wrong = (True, False), (False, False), (True, True)
+    assert asyncio.run(ask()) == [renamed, wrong, own, wrong]
 
 
 @pytest.mark.parametrize("odd", [True, 2.0, "2", None, [2]])

@@ -72,6 +72,9 @@ class Generation:
     """The prompt ids that the engine says it ran."""
     text: str | None = None
     """The engine's own decoding of the output, without the stop token."""
+    writes_text: bool = True
+    """Whether an empty `text` says that the ids decode to nothing. False where the engine may
+    have no tokenizer and writes none (vLLM)."""
     logprob_ids: list[int] | None = None
     logprobs: list[float] | None = None
     """Natural logarithms, one an output id."""

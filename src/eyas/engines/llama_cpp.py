@@ -87,7 +87,16 @@ class LlamaCpp(HttpEngine):
         }
         if request.logprobs:
             body["n_probs"] = 1
-        return read_answer(await self._http.post("/completion", body))
+        answer = await self._http.post("/completion", body)
+        generation = read_answer(answer)
+        # It repeats the request's settings; no two rows have the same seed, nor pieces of one.
+        settings = answer.get("generation_settings")
+        seed = settings.get("seed") if isinstance(settings, dict) else None
+        if seed is not None and seed != request.seed:
+            generation.refusal = (
+                f"the answer is that of another request (seed {seed!r}, not {request.seed})"
+            )
+        return generation
 
     async def score(self, ids: Sequence[int], *, start: int, top: int = 0) -> Scores | None:
         """None: the server gives no log-probabilities of prompt ids."""

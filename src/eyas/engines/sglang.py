@@ -47,6 +47,8 @@ class SGLang(HttpEngine):
         super().__init__(url, sampling=sampling, api_key=api_key)
         self._version: tuple[int, ...] | None = None
         self._rid, self._count = uuid.uuid4().hex[:16], count()
+        self._keeps_rids = False
+        """Whether an answer was called by its request's id: then each one must be."""
 
     def parameters(self, sampling: Sampling) -> dict[str, Any]:
         params: dict[str, Any] = {
@@ -120,10 +122,13 @@ class SGLang(HttpEngine):
         answer = await self._http.post("/generate", body)
         generation = read_answer(answer)
         said = answer["meta_info"].get("id")
-        generation.renamed = said not in (None, "", rid)
         # SGLang itself calls the items of a batch RID_0, RID_1, …
-        if str(said).startswith(self._rid) and not str(said).startswith(rid):
-            generation.refusal = f"the answer is that of another request ({said}, not {rid})"
+        own = isinstance(said, str) and said.startswith(rid)
+        self._keeps_rids = self._keeps_rids or own
+        generation.renamed = said not in (None, "", rid)
+        others = isinstance(said, str) and said.startswith(self._rid) and not own
+        if others or (generation.renamed and not own and self._keeps_rids):
+            generation.refusal = f"the answer is that of another request ({said!r}, not {rid})"
         return generation
 
     async def score(self, ids: Sequence[int], *, start: int, top: int = 0) -> Scores | None:

@@ -12,12 +12,13 @@ any other), ``config/model.py`` (``logprobs_mode`` is ``raw_logprobs``: before t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from eyas.engines import openai
 from eyas.engines.base import Generation, Load, Request, Sampling, Scores, ServerInfo
 from eyas.engines.openai import HttpEngine, as_int, as_logprob, as_logprobs, as_text
-from eyas.errors import MalformedAnswer
+from eyas.errors import EngineError, MalformedAnswer
 
 _ID_PREFIX = "token_id:"
 
@@ -27,6 +28,8 @@ class VLLM(HttpEngine):
 
     name = "vllm"
     scaled_logprobs = False
+    _writes_text = False
+    """Whether it has a tokenizer: with --skip-tokenizer-init each text is empty."""
 
     def parameters(self, sampling: Sampling) -> dict[str, Any]:
         return {
@@ -52,6 +55,8 @@ class VLLM(HttpEngine):
         version = await self._http.get("/version") or {}
         listed = await openai.listed_model(self._http)
         self._model = as_text(listed.get("id"))
+        with suppress(EngineError):
+            self._writes_text = bool(await self.tokenize("a"))
         return ServerInfo(
             engine=self.name,
             url=self.url,
@@ -72,7 +77,10 @@ class VLLM(HttpEngine):
             body["model"] = self._model
         if request.logprobs:
             body["logprobs"], body["return_tokens_as_token_ids"] = 1, True
-        return read_answer(await self._http.post("/v1/completions", body))
+        generation = read_answer(await self._http.post("/v1/completions", body))
+        self._writes_text = self._writes_text or bool(generation.text)
+        generation.writes_text = self._writes_text
+        return generation
 
     async def score(self, ids: Sequence[int], *, start: int, top: int = 0) -> Scores | None:
         for asked in sorted({top, min(top, 5), 0}, reverse=True):  # --max-logprobs may be small
