@@ -141,7 +141,13 @@ def test_an_idle_connection_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch
     assert with_peer(lambda: Peer(PLAIN, PLAIN), ask) == 2
 
 
-def test_only_a_get_is_sent_again_where_a_kept_connection_has_ended() -> None:
+@pytest.mark.parametrize("stale_s", [0.5, -1.0], ids=["at once", "later"])
+def test_a_request_is_sent_again_where_a_kept_connection_has_ended(
+    stale_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its peer closed it just before; a generation that broke off later is another matter."""
+    monkeypatch.setattr(wire, "_STALE_S", stale_s)
+
     async def get(client: Wire, peer: Peer) -> Answer:
         await post(client, peer)
         return await client.request("GET", "/health", None)
@@ -150,10 +156,32 @@ def test_only_a_get_is_sent_again_where_a_kept_connection_has_ended() -> None:
         await post(client, peer)
         return await post(client, peer)
 
-    answer = with_peer(lambda: Peer(PLAIN, b"", PLAIN), get)
-    assert isinstance(answer, Answer)
-    with pytest.raises(NoAnswer):
-        with_peer(lambda: Peer(PLAIN, b"", PLAIN), post_twice)
+    def peer() -> Peer:
+        return Peer(PLAIN, b"", PLAIN)
+
+    assert isinstance(with_peer(peer, get), Answer)
+    if stale_s > 0:
+        assert isinstance(with_peer(peer, post_twice), Answer)
+        with pytest.raises(NoAnswer):  # not a third time
+            with_peer(lambda: Peer(PLAIN, b"", b""), post_twice)
+    else:
+        with pytest.raises(NoAnswer):
+            with_peer(peer, post_twice)
+
+
+@pytest.mark.parametrize("cut", [1, 20, len(PLAIN) - 1])
+def test_the_beginning_of_a_second_answer_is_nobodys(cut: int) -> None:
+    """It came with the first; its rest must not become the answer to the next request."""
+    other = PLAIN.replace(b"1,2,3", b"9,9,9")
+
+    async def ask(client: Wire, peer: Peer) -> tuple[bytes, int]:
+        assert (await post(client, peer)).body == BODY
+        return (await post(client, peer)).body, peer.connections
+
+    def peer() -> Peer:
+        return Peer(PLAIN + other[:cut], PLAIN)
+
+    assert with_peer(peer, ask) == (BODY, 2)
 
 
 def test_a_cancelled_request_is_told_to_the_server() -> None:

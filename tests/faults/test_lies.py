@@ -156,10 +156,9 @@ def test_a_row_whose_connection_always_breaks_is_rejected_with_its_history(
     poison = len(target.tokenizer.encode("<|user|>" + str(rows[-1]["prompt"]))) + 3
     with FaultServer(target, policy=policy) as server:
         summary = capture_from(server, prompts, tmp_path / "run", tries=3)
-        sent = sum(len(body["input_ids"]) == poison for body in server.requests)
     assert (summary.done, summary.rejected, summary.pending) == (others, 1, 0)
     (row,) = Run(tmp_path / "run").rejected()
-    assert (row.conversation_id, row.reason, sent) == ("poison", "connection_lost", 3)
+    assert (row.conversation_id, row.reason) == ("poison", "connection_lost")
     assert len(row.tries) == 3
     assert all("broke before an answer came" in met for met in row.tries)
 

@@ -27,6 +27,8 @@ import httptools
 KEPT_S = 4.0
 """How long an idle connection is used again: below uvicorn's 5 s (SGLang's default), so that
 idle connections are closed by us first."""
+_STALE_S = 0.5
+"""A kept connection that ends so soon after a request was probably closed before it came."""
 CONNECT_S = 30.0
 
 
@@ -90,10 +92,11 @@ class Wire:
         data = head if body is None else head + body
         kept = self._kept()
         if kept is not None:
+            sent = time.monotonic()
             try:
                 return await self._ask(kept, data)
-            except NoAnswer:
-                if method != "GET":
+            except NoAnswer:  # its peer may have closed it just before
+                if method != "GET" and time.monotonic() - sent > _STALE_S:
                     raise
         return await self._ask(await self._connect(), data)
 
@@ -206,6 +209,10 @@ class _Connection(asyncio.Protocol):
             self._fail(NoAnswer(said))
 
     # -- httptools' parser -------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._waiting is None or self._waiting.done():
+            self.abort()  # a second answer to one request: what follows is nobody's
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
