@@ -168,6 +168,12 @@ class Fault:
     """Close the connection without a word."""
     cut_body: bool = False
     """Promise a longer body than is sent."""
+    raw: bytes | None = None
+    """Exactly these bytes, and then the end of the connection."""
+    away_s: float = 0.0
+    """Drop this connection, and accept no other one for a while."""
+    crash_s: float = 0.0
+    """Drop all connections, and accept none for a while."""
 
 
 def asks_one_token(body: Answer) -> bool:
@@ -300,7 +306,11 @@ class FaultServer:
         self.authorization: list[str | None] = []
         self.running = 0
         self.most_running = 0
+        self.cancelled = 0
+        """Requests whose client went away before they were answered."""
         self.url = ""
+        self._away = False
+        self._aside: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -340,12 +350,35 @@ class FaultServer:
         if self.pages is not None:
             app.router.add_post("/tokenize", self._tokenize)
             app.router.add_post("/v1/chat/completions", self._chat)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
+        )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
-        await site.start()
-        assert site._server is not None
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"  # type: ignore[attr-defined]
+        await self._listen()
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    async def _listen(self) -> None:
+        self._site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await self._site.start()
+        assert self._site._server is not None
+        self.port = self._site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+
+    async def _go_away(self, seconds: float, *, everybody: bool) -> None:
+        """Accept no connections for a while, and drop those that there are."""
+        if self._away:
+            return
+        self._away = True
+        assert self._runner.server is not None
+        connections = list(self._runner.server.connections) if everybody else []
+        assert self._site._server is not None
+        self._site._server.close()
+        for connection in connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.sleep(seconds)
+        self._runner._unreg_site(self._site)
+        await self._listen()
+        self._away = False
 
     async def _say_info(self, _: web.Request) -> web.Response:
         return web.json_response(self.info)
@@ -372,6 +405,9 @@ class FaultServer:
         self.most_running = max(self.most_running, self.running)
         try:
             return await self._respond(request, body)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         finally:
             self.running -= 1
 
@@ -381,8 +417,14 @@ class FaultServer:
         await asyncio.sleep(self.delay_s if fault is None else fault.delay_s or self.delay_s)
         if fault is None:
             return web.json_response(honest)
-        if fault.drop:
-            assert request.transport is not None
+        assert request.transport is not None
+        if seconds := fault.away_s or fault.crash_s:
+            going = asyncio.create_task(self._go_away(seconds, everybody=fault.crash_s > 0))
+            self._aside.add(going)
+            going.add_done_callback(self._aside.discard)
+        if fault.raw is not None:
+            request.transport.write(fault.raw)
+        if fault.drop or seconds or fault.raw is not None:
             request.transport.close()
             return web.Response()
         if fault.answer is not None:
@@ -392,7 +434,6 @@ class FaultServer:
             response = web.StreamResponse(headers={"Content-Length": str(len(whole) + 100)})
             await response.prepare(request)
             await response.write(whole)
-            assert request.transport is not None
             request.transport.close()
             return response
         return web.Response(status=fault.status, body=whole, headers=fault.headers)

@@ -191,20 +191,18 @@ def test_another_model_or_other_weights_do_not_join(target: Target, tmp_path: Pa
 def test_weights_that_change_on_one_server_take_only_that_server_away(
     target: Target, tmp_path: Path
 ) -> None:
-    def serving(version: str, after: int) -> Any:
-        seen: list[int] = []
-
+    def serving(version: str) -> Policy:
         def policy(_: Answer, answer: Answer) -> Fault:
-            seen.append(1)
-            answer["meta_info"]["weight_version"] = "a" if len(seen) <= after else version
+            begun = len(stays.requests) > 10  # the other one is there
+            answer["meta_info"]["weight_version"] = version if begun else "a"
             return Fault(answer=answer)
 
         return policy
 
     said: list[str] = []
     with (
-        FaultServer(target, policy=serving("b", 10), delay_s=0.01) as changes,
-        FaultServer(target, policy=serving("a", 0), delay_s=0.01) as stays,
+        FaultServer(target, policy=serving("b"), delay_s=0.01) as changes,
+        FaultServer(target, policy=serving("a"), delay_s=0.01) as stays,
     ):
         urls = [changes.url, stays.url]
         summary = capture_rows(target, urls, tmp_path, numbered(100), said, concurrency=4)

@@ -159,6 +159,8 @@ class Fleet:
     async def _look_at(self, server: Server) -> None:
         try:
             await server.fit_slots()
+            if lost := server.overdue(_QUIET_S, _QUIET_FACTOR):
+                server.take_away(lost, lost=True)
             await self._look_for_stall(server)
         except EyasError:
             return  # the next request finds out

@@ -62,7 +62,8 @@ def test_a_servers_words_are_escaped(status: int, told: bool, tmp_path: Path) ->
     info = {"model_path": f"m{STEERING}", "version": f"9.9.9{STEERING}"} if told else None
     with FaultServer(policy=lambda _, __: fault, info=info) as server:
         shown = run_eyas("capture", str(prompts), "--out", str(tmp_path / "run"), "--url",
-                         server.url, "--tokenizer", str(TARGET), "--tries", "1")  # fmt: skip
+                         server.url, "--tokenizer", str(TARGET), "--tries", "1",
+                         "--give-up-after", "0")  # fmt: skip
     assert shown.returncode in (2, 3, 4)
     assert unsafe_in(shown.stdout + shown.stderr) == []
     assert "Traceback" not in shown.stderr

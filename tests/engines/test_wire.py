@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import shutil
+import socket
 import ssl
 import subprocess
 import zlib
@@ -196,6 +197,25 @@ def test_a_cancelled_request_is_told_to_the_server() -> None:
         return task.cancelled()
 
     assert with_peer(Peer, ask)
+
+
+def test_a_peer_that_is_gone_without_a_word_is_noticed() -> None:
+    """An answer may take an hour; the system asks meanwhile whether the peer is there."""
+
+    async def ask(client: Wire, peer: Peer) -> list[int]:
+        await post(client, peer)
+        transport = client._idle[0]._transport
+        assert transport is not None
+        sock = transport.get_extra_info("socket")
+        options = [
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+        ]
+        return [sock.getsockopt(*option) for option in options]
+
+    on, after_s = with_peer(lambda: Peer(PLAIN), ask)  # type: ignore[misc]
+    assert on
+    assert after_s == 30
 
 
 def test_closing_cuts_off_what_is_in_flight() -> None:

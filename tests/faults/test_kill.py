@@ -83,7 +83,11 @@ def test_an_interrupt_keeps_what_was_finished(target: Target, tmp_path: Path) ->
 
 def test_one_writer_at_a_time(target: Target, tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", numbered(500))
-    with FaultServer(target, delay_s=0.2) as server:
+
+    def policy(_: Answer, __: Answer) -> Fault | None:
+        return Fault(delay_s=300) if len(server.requests) > 10 else None
+
+    with FaultServer(target, policy=policy) as server:
         command = arguments(server, prompts, tmp_path / "run")
         child = subprocess.Popen(eyas_command(*command), stderr=subprocess.DEVNULL,
                                  stdout=subprocess.DEVNULL)  # fmt: skip

@@ -162,7 +162,7 @@ class Pool:
                 )
             tries.avoid = server
             if isinstance(error, ServerUnreachable):
-                self.went_down(server, str(error))
+                self.went_down(server, str(error), moves=False)
                 continue
             if isinstance(error, RequestRefused):
                 await self._check_refusal(server, error, tries)
@@ -202,10 +202,9 @@ class Pool:
             if fault.status not in _OF_THE_REQUEST:
                 self.refuse(server, f"{server.url} refuses every request: {fault}")
             return tries.count(error, own=fault.status in _OF_THE_REQUEST)
-        if isinstance(fault, ServerUnreachable):
-            self.went_down(server, str(fault))
-        else:
-            self.went_down(server, f"{server.url} answers nobody ({fault})", moves=False)
+        there = not isinstance(fault, ServerUnreachable)
+        why = f"{server.url} answers nobody ({fault})" if there else str(fault)
+        self.went_down(server, why, moves=False)
         if busy and status not in _BAD_GATEWAY:
             return tries.count(error, own=False)
         return self._count_down(tries, error, company)
@@ -246,13 +245,18 @@ class Pool:
 
     async def _attempt(self, server: Server, request: Request) -> Generation:
         """Send a request once, to a server that has a place for it, and give the place back."""
-        number, attempt = server.begin()
+        number, attempt = server.begin(request.max_new_tokens)
         try:
             generation = await server.engine.generate(request)
         except asyncio.CancelledError:
             assert attempt.task is not None
             if not attempt.moved or attempt.task.uncancel() > 0:
                 raise  # the capture ends, whether the request was also taken away or not
+            if attempt.lost:
+                waited = time.monotonic() - attempt.sent
+                raise TransportError(
+                    f"{server.url} gave no answer in {waited:.0f} s, where others got theirs"
+                ) from None
             raise _Moved from None
         finally:
             del server.attempts[number]

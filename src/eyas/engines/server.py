@@ -46,8 +46,14 @@ class Attempt:
 
     sent: float
     task: asyncio.Task[object] | None
+    budget: int = 0
+    """How many ids it may generate."""
+    answered: int = 0
+    """How many answers its server had given when it was sent."""
     moved: bool = False
     """It was taken away, to be sent elsewhere."""
+    lost: bool = False
+    """It was taken away since its server seems to have forgotten it."""
 
 
 class Server:
@@ -99,9 +105,10 @@ class Server:
         """Places that are free now."""
         return self.slots - self.held if self.usable else 0
 
-    def begin(self) -> tuple[int, Attempt]:
-        """A request is sent now."""
-        number, attempt = next(_numbers), Attempt(time.monotonic(), asyncio.current_task())
+    def begin(self, budget: int) -> tuple[int, Attempt]:
+        """A request for so many ids at most is sent now."""
+        number = next(_numbers)
+        attempt = Attempt(time.monotonic(), asyncio.current_task(), budget, self.answered)
         self.attempts[number] = attempt
         return number, attempt
 
@@ -121,13 +128,33 @@ class Server:
         """When the request that it holds the longest was sent."""
         return min((attempt.sent for attempt in self.attempts.values()), default=None)
 
-    def take_away(self, numbers: list[int] | None = None) -> int:
+    def overdue(self, quiet_s: float, factor: float) -> list[int]:
+        """Requests that it seems to have forgotten.
+
+        Even a whole budget would have been made since, `factor` times over and in more than
+        `quiet_s`, and many that came later were answered (or nothing else is left here).
+        """
+        now, pace = time.monotonic(), self.token_s
+        if pace is None:
+            return []
+        late = [
+            number
+            for number, attempt in self.attempts.items()
+            if now - attempt.sent
+            > max(quiet_s, factor * max(self.longest_s, pace * attempt.budget))
+        ]
+        if len(late) == len(self.attempts):
+            return late
+        enough = 2 * self.slots
+        return [n for n in late if self.answered - self.attempts[n].answered >= enough]
+
+    def take_away(self, numbers: list[int] | None = None, *, lost: bool = False) -> int:
         """Take requests away (all where None): each is cancelled here, to be sent elsewhere."""
         taken = 0
         for number in list(self.attempts) if numbers is None else numbers:
             attempt = self.attempts.get(number)
             if attempt is not None and attempt.task is not None and not attempt.moved:
-                attempt.moved = True
+                attempt.moved, attempt.lost = True, lost
                 attempt.task.cancel()
                 taken += 1
         return taken

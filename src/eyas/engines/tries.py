@@ -39,7 +39,7 @@ class Tries:
     """How many answers all requests had got when that was last so."""
     turned_away: int = 0
     turned_away_since: float | None = None
-    next_pause_s: float = FIRST_PAUSE_S
+    next_pause_s: float = field(default_factory=lambda: FIRST_PAUSE_S)
     avoid: Server | None = None
     """Where it failed last: another server is tried first."""
 
@@ -53,11 +53,10 @@ class Tries:
     def count_down(self, error: EngineError, *, alone: bool) -> bool:
         """A server went down with the request; true if that was its last try.
 
-        It is the row's own fault where no other suspect was in flight: then all times count.
+        It is the row's own fault where no other suspect was in flight.
         """
-        self.met.append(str(error))
         self.downs += 1
-        return alone and self.own + self.downs >= self.allowed
+        return self.count(error, own=alone)
 
     def count_turned_away(self, error: EngineError) -> bool:
         """A busy server turned the request away, and served others; true if it was the last."""
@@ -72,7 +71,7 @@ class Tries:
     def failure(self, error: EngineError, server: Server) -> RowFailed:
         """The row's end, with its history."""
         return RowFailed(
-            f"{error} (try {self.own + self.downs + self.turned_away})",
+            f"{error} (try {self.own + self.turned_away})",
             reason=error.reason,
             tries=self.met,
             seen=getattr(error, "seen", ""),
@@ -153,7 +152,7 @@ class Suspects:
         """
         if tries.downs < 2:  # once is no pattern
             return 0
-        most = max(1, places >> 2 * (tries.downs - 1))
+        most = max(1, places >> 4 * (tries.downs - 1))
         if self._sent < most:
             self._sent += 1
             return most

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 import ssl
 import time
 import zlib
@@ -186,6 +187,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's is none by class
+        _watch_peer(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         if self._waiting is None:  # nobody asked: this peer speaks out of turn
@@ -251,6 +253,18 @@ class _Connection(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(error)
+
+
+def _watch_peer(sock: socket.socket) -> None:
+    """Have the system ask an idle peer whether it is there.
+
+    An answer may take an hour without a byte: a peer that is gone without a word (power, network)
+    is noticed, and what stands between (a NAT, a load balancer) does not forget the connection.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
+        if hasattr(socket, name):  # not everywhere
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _reason(error: OSError) -> str:
