@@ -10,7 +10,6 @@ stop id is part of the output and of its count holds on both.
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from eyas.engines.base import Generation
+from eyas.ids import first_bad, pack
 from eyas.tokens import Profile, Tokenizer
 
 REFUSALS: dict[str, str] = {
@@ -166,11 +166,10 @@ class Checker:
     def _notable(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which ids of the vocabulary mean something by themselves.
 
-        The stop ids, the closer, the first ids of role headers; and 0 and 1, which JSON's
-        ``false`` and ``true`` equal.
+        The stop ids, the closer, and the first ids of role headers.
         """
         profile = self.profile
-        wanted = {0, 1, *profile.stop_ids, *(header[0] for header in profile.role_headers)}
+        wanted = {*profile.stop_ids, *(header[0] for header in profile.role_headers)}
         if profile.closer is not None:
             wanted.update(profile.closer.ids)
         table = np.zeros(profile.vocab_size, np.bool_)
@@ -178,19 +177,17 @@ class Checker:
         return table
 
     def _notable_in(self, ids: list[int]) -> list[int] | None:
-        """The positions of ids that mean something; None if some item is no id at all."""
-        try:
-            packed = np.frombuffer(array("i", ids), np.uint32)
-        except (TypeError, OverflowError):
-            return None
-        if packed.max() >= self.profile.vocab_size:  # as unsigned numbers, negative ones too
+        """The positions of ids that mean something; None if an item is no id at all."""
+        packed = pack(ids)
+        if packed is None or packed.max() >= self.profile.vocab_size:
             return None
         places: list[int] = self._notable.take(packed).nonzero()[0].tolist()
-        return None if any(type(ids[at]) is not int for at in places) else places
+        return places
 
     def _bad_id(self, ids: list[int]) -> tuple[str, str]:
         size = self.profile.vocab_size
-        at, bad = next((n, i) for n, i in enumerate(ids) if type(i) is not int or not 0 <= i < size)
+        at = first_bad(ids, size) or 0
+        bad = ids[at]
         if type(bad) is not int:
             return "not_ids", f"output id {at} is {bad!r}"
         return "vocabulary", f"output id {at} is {bad}; the vocabulary ends at {size - 1}"
@@ -380,15 +377,10 @@ def bad_prompt_id(prompt_ids: Sequence[int], vocab_size: int) -> int | None:
     One id outside the vocabulary takes a whole SGLang server down (CUDA assert), so this
     comes before every request.
     """
-    try:
-        packed = array("i", prompt_ids)
-    except (TypeError, OverflowError):
-        return next(
-            n for n, i in enumerate(prompt_ids) if type(i) is not int or not 0 <= i < vocab_size
-        )
-    if packed and min(packed) >= 0 and max(packed) < vocab_size:
-        return None
-    return next((n for n, i in enumerate(packed) if not 0 <= i < vocab_size), 0)
+    packed = pack(prompt_ids)
+    if packed is None or not packed.size or packed.max() >= vocab_size:
+        return first_bad(prompt_ids, vocab_size) or 0
+    return None
 
 
 def _without_replacements(text: str) -> str:

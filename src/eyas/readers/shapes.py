@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from eyas.conversation import Conversation, Message, ToolUse, conversation_key
+from eyas.ids import first_bad, pack
 from eyas.readers.recording import calls_in_text, calls_of, result_text, split, tool_definitions
 from eyas.readers.showing import Refused
 from eyas.readers.showing import kind as _kind
@@ -235,9 +236,10 @@ def _prompt_ids(value: Any, name: str) -> list[int]:
     if type(value) is not list or not value:
         seen = "an empty list" if value == [] else _kind(value)
         raise Refused("bad_prompt_ids", f"column {name!r} holds {seen}, not a list of ids")
-    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31:
+    packed = pack(value)
+    if packed is not None and packed.max() < 2**31:  # negative ids are above
         return value
-    wrong = next(i for i, v in enumerate(value) if type(v) is not int or not 0 <= v < 2**31)
+    wrong = first_bad(value, 2**31) or 0
     what = "" if type(value[wrong]) is int else f" ({_kind(value[wrong])})"
     raise Refused(
         "bad_prompt_ids",

@@ -69,6 +69,8 @@ class Writer:
         """Traces and refused rows that were written since the last sync."""
         self._synced_at = 0.0
         self._idle = True
+        self._asleep = False
+        """Whether the thread waits for rows to come."""
         self._segment: Segment | None = None
         self._next = 1 + max(
             [number for number, _ in segments(run / "journal")]
@@ -93,7 +95,9 @@ class Writer:
             if self.error is not None:
                 raise self.error
             self._queue.extend(rows)
-            self._changed.notify_all()
+            if self._asleep:  # not while it gathers: a wake-up a row costs more than the row
+                self._asleep = False
+                self._changed.notify_all()
 
     def flush(self) -> None:
         """Wait until everything put so far is durable.
@@ -173,6 +177,7 @@ class Writer:
             return bool(self._queue or self._closing or self._flushing)
 
         with self._changed:
+            self._asleep = not self._queue
             if any(self._unsynced):
                 left = self._synced_at + self._sync_every_s - time.monotonic()
                 self._changed.wait_for(wanted, timeout=max(0.0, left))
@@ -181,6 +186,7 @@ class Writer:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._queue or self._closing)
                 self._idle = False
+            self._asleep = False
             if self._queue and not (self._closing or self._flushing):
                 self._changed.wait_for(lambda: self._closing or self._flushing, timeout=GATHER_S)
             rows, self._queue = self._queue, []
