@@ -19,6 +19,7 @@ from eyas.engines import Generation, Request
 from eyas.engines.pool import Pool
 from eyas.errors import RowFailed
 from eyas.feed import Feed, Job, trace_of
+from eyas.ids import as_list, as_row, pack
 from eyas.session import Session
 from eyas.trace import Rejected, Trace
 
@@ -69,10 +70,11 @@ class Answering:
         budget = job.max_new_tokens
         while True:
             request = Request(
-                prompt_ids=job.prompt_ids + so_far if so_far else job.prompt_ids,
+                prompt_ids=[*job.prompt_ids, *so_far] if so_far else job.prompt_ids,
                 max_new_tokens=budget - len(so_far),
                 seed=seed_for(config.seed + len(joints), job.key, job.sample, job.turn),
                 logprobs=config.logprobs,
+                packed=True,
             )
             try:
                 generation = await self._pool.generate(request, near=near)
@@ -91,7 +93,7 @@ class Answering:
                 more = self._greater_budget(job, budget)
                 if more > budget:
                     budget = more
-                    so_far, logprobs = generation.output_ids, generation.logprobs or []
+                    so_far, logprobs = as_list(generation.output_ids), generation.logprobs or []
                     joints = [*joints, len(so_far)]
                     continue
             return self._row(job, request, budget, generation, verdict, joints)
@@ -128,10 +130,10 @@ class Answering:
         if verdict.refusal is not None:
             rows = self._feed.refuse(job, verdict.refusal, verdict.detail)
             row, ids = rows[0], generation.output_ids
-            if all(type(i) is int and -(2**31) <= i < 2**31 for i in ids):
-                row.output_ids = ids
+            if pack(ids) is not None:
+                row.output_ids = as_list(ids)
             else:  # what no int32 can hold is kept as text
-                row.text = orjson.dumps(ids).decode()
+                row.text = orjson.dumps(as_list(ids)).decode()
             row.finish_reason = generation.finish_reason
             row.marks = marks
             row.seed, row.max_new_tokens = request.seed, budget
@@ -139,7 +141,7 @@ class Answering:
             return Answered(refused=rows, generation=generation)
         trace = trace_of(
             job,
-            output_ids=generation.output_ids,
+            output_ids=as_row(generation.output_ids),
             finish_reason=generation.finish_reason,
             stop_id=verdict.stop_id,
             reasoning_start=verdict.reasoning_start,

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from eyas.engines.base import Generation
-from eyas.ids import first_bad, pack
+from eyas.ids import as_list, first_bad, pack
 from eyas.tokens import Profile, Tokenizer
 
 REFUSALS: dict[str, str] = {
@@ -92,7 +92,7 @@ class Checker:
 
     def judge(
         self,
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         generation: Generation,
         max_new_tokens: int | None = None,
         before: Sequence[int] = (),
@@ -110,17 +110,19 @@ class Checker:
         )
         if refusal is not None:
             return Verdict(*refusal)
-        notable = self._notable_in(generation.output_ids)
+        notable, ids = self._notable_in(generation.output_ids), as_list(generation.output_ids)
         if notable is None:
-            return Verdict(*self._bad_id(generation.output_ids))
-        given = len(generation.output_ids)
-        if max_new_tokens is not None and given > max_new_tokens:
-            refusal = "budget", f"{given} output ids came; {max_new_tokens} were asked for"
+            return Verdict(*self._bad_id(ids))
+        if max_new_tokens is not None and len(ids) > max_new_tokens:
+            refusal = "budget", f"{len(ids)} output ids came; {max_new_tokens} were asked for"
             return Verdict(*refusal)
-        refusal = self._stop(generation, notable) or self._second_account(generation)
+        refusal = self._stop(generation, ids, notable) or self._second_account(generation, ids)
         if refusal is not None:
             return Verdict(*refusal)
-        return self._mark(prompt_ids, generation, notable, before)
+        if before:
+            ids = [*before, *ids]
+            notable = self._notable_in(ids) or []
+        return self._mark(prompt_ids, generation, ids, notable)
 
     def _finish(self, g: Generation) -> tuple[str, str] | None:
         if g.finish_reason not in ("stop", "length"):
@@ -129,7 +131,7 @@ class Checker:
             return "engine_refusal", g.refusal
         return None
 
-    def _counts(self, prompt_ids: list[int], g: Generation) -> tuple[str, str] | None:
+    def _counts(self, prompt_ids: Sequence[int], g: Generation) -> tuple[str, str] | None:
         if g.prompt_tokens != len(prompt_ids):
             seen = "does not count them" if g.prompt_tokens is None else f"says {g.prompt_tokens}"
             return "prompt_tokens", f"{len(prompt_ids)} prompt ids were sent; the engine {seen}"
@@ -150,7 +152,7 @@ class Checker:
             )
         return None
 
-    def _count_detail(self, prompt_ids: list[int], g: Generation) -> str:
+    def _count_detail(self, prompt_ids: Sequence[int], g: Generation) -> str:
         given, counted = len(g.output_ids), g.completion_tokens
         if counted is None:
             return f"{given} output ids came, and the engine does not count them"
@@ -176,7 +178,7 @@ class Checker:
         table[[i for i in wanted if 0 <= i < profile.vocab_size]] = True
         return table
 
-    def _notable_in(self, ids: list[int]) -> list[int] | None:
+    def _notable_in(self, ids: Sequence[int]) -> list[int] | None:
         """The positions of ids that mean something; None if an item is no id at all."""
         packed = pack(ids)
         if packed is None or packed.max() >= self.profile.vocab_size:
@@ -192,8 +194,8 @@ class Checker:
             return "not_ids", f"output id {at} is {bad!r}"
         return "vocabulary", f"output id {at} is {bad}; the vocabulary ends at {size - 1}"
 
-    def _stop(self, g: Generation, notable: list[int]) -> tuple[str, str] | None:
-        ids, stop_ids = g.output_ids, self.profile.stop_ids
+    def _stop(self, g: Generation, ids: list[int], notable: list[int]) -> tuple[str, str] | None:
+        stop_ids = self.profile.stop_ids
         if g.finish_reason == "stop":
             last = ids[-1]
             if isinstance(g.matched, str):
@@ -216,15 +218,15 @@ class Checker:
                 )
         return None
 
-    def _second_account(self, g: Generation) -> tuple[str, str] | None:
+    def _second_account(self, g: Generation, ids: list[int]) -> tuple[str, str] | None:
         if self.want_logprobs and (g.logprob_ids is None or g.logprobs is None):
             return "no_logprobs", "log-probabilities were asked for, and the engine gave none"
-        if g.logprob_ids is not None and g.logprob_ids != g.output_ids:
-            at = first_difference(g.output_ids, g.logprob_ids)
+        if g.logprob_ids is not None and g.logprob_ids != ids:
+            at = first_difference(ids, g.logprob_ids)
             return "logprob_ids", f"log-probabilities and output ids differ at output id {at}"
         told = g.text is not None and (g.text or g.writes_text)
-        if told and g.text is not None and not self._same_text(g.output_ids, g.text):
-            ours = self.tokenizer.decode(g.output_ids)
+        if told and g.text is not None and not self._same_text(ids, g.text):
+            ours = self.tokenizer.decode(ids)
             at = first_difference(ours, g.text)
             return "text", (
                 f"the engine's text differs from the decoded ids at character {at}: "
@@ -282,12 +284,9 @@ class Checker:
         return forms
 
     def _mark(
-        self, prompt_ids: list[int], g: Generation, notable: list[int], before: Sequence[int]
+        self, prompt_ids: Sequence[int], g: Generation, ids: list[int], notable: list[int]
     ) -> Verdict:
-        profile, ids = self.profile, g.output_ids
-        if before:
-            ids = [*before, *ids]
-            notable = self._notable_in(ids) or []
+        profile = self.profile
         start, end, after, closers = profile.spans(self.tokenizer, prompt_ids, ids, among=notable)
         verdict = Verdict()
         if start != end:  # closed at once: there is none

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
+
+from eyas.ids import as_json
 
 Message = dict[str, Any]
 """One chat message: ``role`` (str), ``content`` (str), and nothing that is None."""
@@ -52,7 +55,7 @@ class Conversation:
     given_id: str | None
     """The id that the input gave, if any. For show; several conversations may share it."""
     turns: list[list[Message]]
-    prompt_ids: list[int] | None = None
+    prompt_ids: Sequence[int] | None = None
     """Ready-made prompt ids, sent as they are."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """The other columns of the input row."""
@@ -97,13 +100,16 @@ def digest(*parts: bytes) -> bytes:
     return h.digest()
 
 
+_CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY
+
+
 def conversation_key(given_id: str | None, content: Any) -> bytes:
     """The key of a conversation: its given id and its messages, tools or prompt ids.
 
     `content` is anything JSON can hold; the order of the keys in a message plays no part.
     """
     name = b"\0" if given_id is None else given_id.encode("utf-8", "surrogatepass")
-    return digest(b"conversation", name, orjson.dumps(content, option=orjson.OPT_SORT_KEYS))
+    return digest(b"conversation", name, orjson.dumps(content, as_json, _CANONICAL))
 
 
 def plain_arguments(arguments: Any) -> str:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import orjson
 
-from eyas.checks import bad_prompt_id
 from eyas.conversation import BadLine, Conversation, Message
+from eyas.ids import Ids, as_row, first_bad, pack
 from eyas.modes import Mode
 from eyas.prompting import PROMPT_REASONS, Chat, Prompting, Refusal
 from eyas.store import REFUSED, TRACES, TRUNCATED, Ledger, Run
@@ -30,6 +30,7 @@ BATCH = 64
 
 FEED_REASONS: dict[str, str] = {
     **PROMPT_REASONS,
+    "empty_prompt": "the template renders nothing: the prompt holds no ids",
     "prompt_id_outside_vocabulary": "a ready-made prompt id is outside the vocabulary",
     "prompt_too_long": "the prompt leaves no room for an answer in the context",
     "earlier_turn_truncated": "an earlier answer of the conversation was cut at its budget",
@@ -53,7 +54,7 @@ class Job:
     """Everything before this turn's own messages, answers included."""
     messages: list[Message] | None = None
     """What was rendered for this turn."""
-    prompt_ids: list[int] = field(default_factory=list)
+    prompt_ids: Sequence[int] = field(default_factory=list)
     max_new_tokens: int = 0
     control_text: bool = False
     before: list[int] = field(default_factory=list)
@@ -116,7 +117,6 @@ class Feed:
         self._ledger = ledger
         self._prompting = prompting
         self._vocab_size = prompting.profile.vocab_size
-        self._tokenizer_fits = prompting.tokenizer.size <= self._vocab_size
         self._max_new_tokens = max_new_tokens
         self._context_length = context_length
         self._samples = samples
@@ -145,7 +145,7 @@ class Feed:
                 jobs.append(job)
         return jobs, refused
 
-    def next_turn(self, job: Job, output_ids: list[int]) -> list[Rejected]:
+    def next_turn(self, job: Job, output_ids: Sequence[int]) -> list[Rejected]:
         """Move a job on to its next turn, with the answer that it just got.
 
         Returns the refused rows if the next turn cannot be asked, else nothing.
@@ -171,7 +171,7 @@ class Feed:
         """The refused row of a job, and those of the turns that would have followed."""
         row = self.refused_row(job, job.turn, reason, detail)
         row.messages = None if job.messages is None else orjson.dumps(job.messages).decode()
-        row.prompt_ids = job.prompt_ids or None
+        row.prompt_ids = as_row(job.prompt_ids) if job.prompt_ids else None
         return [row, *self.refuse_later(job, later)]
 
     def refuse_later(self, job: Job, reason: str) -> list[Rejected]:
@@ -313,7 +313,7 @@ class Feed:
         job.control_text = self._prompting.has_control_text(chat)
         return chat
 
-    def _fit(self, job: Job, prompt: list[int] | Refusal) -> list[Rejected]:
+    def _fit(self, job: Job, prompt: Sequence[int] | Refusal) -> list[Rejected]:
         """Give a job its prompt ids and token budget.
 
         Returns its refused rows where there is no prompt, where ids must not be sent, or where
@@ -321,16 +321,17 @@ class Feed:
         """
         if isinstance(prompt, Refusal):
             return self.refuse(job, prompt.reason, prompt.detail)
-        job.prompt_ids = prompt
-        known_good = self._tokenizer_fits and job.conversation.prompt_ids is None
-        bad = None if known_good else bad_prompt_id(job.prompt_ids, self._vocab_size)
-        if bad is not None:
-            ids, job.prompt_ids = job.prompt_ids, []
+        if not prompt:
+            return self.refuse(job, "empty_prompt", FEED_REASONS["empty_prompt"])
+        packed = pack(prompt)
+        if packed is None or packed.max() >= self._vocab_size:
+            at = first_bad(prompt, self._vocab_size) or 0
             return self.refuse(
                 job,
                 "prompt_id_outside_vocabulary",
-                f"prompt id {bad} is {ids[bad]!r}; the vocabulary ends at {self._vocab_size - 1}",
+                f"prompt id {at} is {prompt[at]!r}; the vocabulary ends at {self._vocab_size - 1}",
             )
+        job.prompt_ids = Ids(packed)
         budget = self._max_new_tokens
         if self._context_length is not None:
             budget = min(budget, self._context_length - len(job.prompt_ids))
@@ -377,7 +378,7 @@ def trace_of(job: Job, **columns: Any) -> Trace:
         turn=job.turn,
         sample=job.sample,
         key=job.key.hex(),
-        prompt_ids=job.prompt_ids,
+        prompt_ids=as_row(job.prompt_ids),
         messages=None if job.messages is None else orjson.dumps(job.messages).decode(),
         tools=tools_json(job.conversation),
         template_kwargs=job.mode.text,

@@ -48,7 +48,7 @@ def test_the_answer_of_another_request_is_known(monkeypatch: pytest.MonkeyPatch)
     engine = SGLang("http://127.0.0.1:1")
     said = ["foreign", engine._rid + "0" * 16, "", "foreign"]
 
-    async def post(path: str, body: Answer) -> Answer:
+    async def post(path: str, body: Answer, **_: bool) -> Answer:
         return answer(id=said.pop(0) or body["rid"])
 
     monkeypatch.setattr(engine._http, "post", post)

@@ -91,7 +91,7 @@ def _print_end(done: Probe) -> None:
         greedy = answers.greedy
         print(f"\n{QUESTION!r} at temperature 0, token[id]:\n")
         print_parts(
-            greedy.prompt_ids, greedy.generation.output_ids, target.profile, target.tokenizer,
+            greedy.prompt_ids, list(greedy.generation.output_ids), target.profile, target.tokenizer,
             ids=True,
         )  # fmt: skip
         generation = greedy.generation

@@ -47,6 +47,8 @@ class Request:
     max_new_tokens: int
     seed: int
     logprobs: bool = False
+    packed: bool = False
+    """Whether ids may come back as `eyas.ids.Ids`, where the engine can give them so."""
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class Generation:
     A field is None where the engine (or its version) does not give it, never a guess.
     """
 
-    output_ids: list[int]
+    output_ids: Sequence[int]
     """The ids, stop token included. Not yet checked: may hold anything JSON can."""
     finish_reason: str | None
     """``stop``, ``length``, or whatever else the engine said (``abort``, ``word``)."""
@@ -68,7 +70,7 @@ class Generation:
     completion_tokens: int | None = None
     length: int | None = None
     """On ``length``: how many ids the engine says it made, besides its count (SGLang)."""
-    prompt_echo: list[int] | None = None
+    prompt_echo: Sequence[int] | None = None
     """The prompt ids that the engine says it ran."""
     text: str | None = None
     """The engine's own decoding of the output, without the stop token."""

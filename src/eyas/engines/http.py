@@ -28,6 +28,7 @@ from eyas.errors import (
     ServerUnreachable,
     TransportError,
 )
+from eyas.ids import IdReader, as_json
 
 _BUSY = frozenset((408, 425, 429))
 _GET_PAUSES_S = (0.1, 0.3, 0.9)
@@ -72,6 +73,7 @@ class HttpClient:
         given = urlsplit(url if "://" in url else f"http://{url}")
         self._login = (given.username, given.password or "") if given.username else None
         self._open: Wire | None = None
+        self._ids = IdReader("output_ids", "prompt_token_ids")
 
     @property
     def _wire(self) -> Wire:
@@ -90,13 +92,23 @@ class HttpClient:
         if self._open is not None:
             self._open.close()
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, packed: bool = False
+    ) -> dict[str, Any]:
         """POST a JSON object and return the JSON object that came back.
+
+        Args:
+            packed: whether lists of ids in it may be `Ids`.
 
         Raises:
             EngineError: the kind that fits; see `eyas.errors`.
         """
-        status, headers, raw = await self._request("POST", path, orjson.dumps(body))
+        data = orjson.dumps(body, default=as_json, option=orjson.OPT_SERIALIZE_NUMPY)
+        status, headers, raw = await self._request("POST", path, data)
+        if packed and status == 200:
+            value = self._ids.read(raw)
+            if value is not None and not _is_error(value):
+                return value
         return self._parse(status, headers, raw)
 
     async def get(self, path: str, *, timeout_s: float = 10.0) -> dict[str, Any] | None:
@@ -185,7 +197,7 @@ class HttpClient:
                 f"the answer is a JSON {type(value).__name__}, not an object",
                 seen=self._shown(raw),
             )
-        if (value.get("error") or value.get("object") == "error") and "output_ids" not in value:
+        if _is_error(value):
             raise MalformedAnswer(
                 f"an error under status 200: {self._message(raw)}",
                 reason="error_body",
@@ -235,6 +247,10 @@ class HttpClient:
         if self._login is not None and self._login[1]:
             text = text.replace(self._login[1], "***")
         return text
+
+
+def _is_error(value: dict[str, Any]) -> bool:
+    return bool(value.get("error") or value.get("object") == "error") and "output_ids" not in value
 
 
 _LONGEST_ASKED_S = 600.0

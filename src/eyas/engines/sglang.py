@@ -21,6 +21,7 @@ from eyas.engines.base import Generation, Load, Request, Sampling, Scores, Serve
 from eyas.engines.known_faults import parse_version, refuse_fatal
 from eyas.engines.openai import HttpEngine, as_int, as_logprob, as_logprobs, as_text
 from eyas.errors import MalformedAnswer, UnsuitableServerError
+from eyas.ids import Ids
 
 _KEPT = (
     "version", "model_path", "served_model_name", "tokenizer_path", "weight_version",
@@ -119,7 +120,7 @@ class SGLang(HttpEngine):
         }
         if request.logprobs:
             body["return_logprob"] = True
-        answer = await self._http.post("/generate", body)
+        answer = await self._http.post("/generate", body, packed=request.packed)
         generation = read_answer(answer)
         said = answer["meta_info"].get("id")
         # SGLang itself calls the items of a batch RID_0, RID_1, …
@@ -193,14 +194,14 @@ def read_answer(answer: dict[str, Any]) -> Generation:
         refusal = f"the weights changed during the generation: {spans}"
     said_abort = isinstance(finish, dict) and kind not in ("stop", "length")
     return Generation(
-        output_ids=ids if isinstance(ids, list) else [],
+        output_ids=ids if isinstance(ids, list | Ids) else [],
         finish_reason=f"{kind}: {finish.get('message')}" if said_abort and isinstance(finish, dict)
         and finish.get("message") else as_text(kind),
         matched=matched,
         length=as_int(finish.get("length")) if isinstance(finish, dict) else None,
         prompt_tokens=as_int(meta.get("prompt_tokens")),
         completion_tokens=as_int(meta.get("completion_tokens")),
-        prompt_echo=echo if isinstance(echo, list) else None,
+        prompt_echo=echo if isinstance(echo, list | Ids) else None,
         text=text if isinstance(text, str) else None,
         logprob_ids=logprob_ids,
         logprobs=logprobs,

@@ -47,7 +47,7 @@ class Answer:
 
     @property
     def input_ids(self) -> list[int]:
-        return self.prompt_ids + self.generation.output_ids
+        return [*self.prompt_ids, *self.generation.output_ids]
 
 
 @dataclass(slots=True)

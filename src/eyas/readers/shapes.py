@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from eyas.conversation import Conversation, Message, ToolUse, conversation_key
-from eyas.ids import first_bad, pack
+from eyas.ids import Ids, first_bad, pack
 from eyas.readers.recording import calls_in_text, calls_of, result_text, split, tool_definitions
 from eyas.readers.showing import Refused
 from eyas.readers.showing import kind as _kind
@@ -100,7 +100,7 @@ def to_conversation(
         raise Refused("not_an_object", f"the row is {_kind(row)}, not an object: {_show(row)}")
     name, value = _prompt_column(row, column)
     used = {name}
-    ids: list[int] | None = None
+    ids: Ids | None = None
     messages: list[Message] = []
     if name == "instruction" and column is None:
         used.add("input")
@@ -202,7 +202,7 @@ def _instruction(instruction: Any, more: Any) -> str:
     return text if blank or not more or more.isspace() else f"{text}\n\n{more}"
 
 
-def _from_list(value: Any, name: str) -> tuple[list[int] | None, list[Message]]:
+def _from_list(value: Any, name: str) -> tuple[Ids | None, list[Message]]:
     """Prompt ids or messages from a list of ids, of user texts or of messages."""
     if type(value) is list and value:
         if type(value[0]) is dict:
@@ -232,13 +232,13 @@ def _from_texts(value: Any, name: str) -> list[Message]:
     return messages
 
 
-def _prompt_ids(value: Any, name: str) -> list[int]:
+def _prompt_ids(value: Any, name: str) -> Ids:
     if type(value) is not list or not value:
         seen = "an empty list" if value == [] else _kind(value)
         raise Refused("bad_prompt_ids", f"column {name!r} holds {seen}, not a list of ids")
     packed = pack(value)
     if packed is not None and packed.max() < 2**31:  # negative ids are above
-        return value
+        return Ids(packed)
     wrong = first_bad(value, 2**31) or 0
     what = "" if type(value[wrong]) is int else f" ({_kind(value[wrong])})"
     raise Refused(

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from eyas.ids import as_json
 from eyas.store.files import disk_errors, sync_directory
 from eyas.trace import Rejected, Trace
 
@@ -96,11 +97,15 @@ def encode_line(row: Trace | Rejected) -> bytes:
     names, values = _GETTERS[type(row)]
     body = b"%b %b %b %b" % (
         kind,
-        orjson.dumps(row.prompt_ids),
-        orjson.dumps(row.output_ids),
+        _ids_json(row.prompt_ids),
+        _ids_json(row.output_ids),
         orjson.dumps(dict(zip(names, values(row), strict=True))),
     )
     return b"%08x %b\n" % (zlib.crc32(body), body)
+
+
+def _ids_json(ids: list[int] | None) -> bytes:
+    return orjson.dumps(ids, default=as_json, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def read_segment(path: Path, kind: str) -> Iterator[Line]:
