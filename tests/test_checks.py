@@ -88,6 +88,53 @@ def test_texts_that_engines_make_of_the_same_ids(
     assert checker.judge(PROMPT, generation(ids, text=text + "!")).refusal == "text"
 
 
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [("so it is", " so it is"), ("so it is ", "so it is"), ("so\n\nit", "so\nit")],
+    ids=["the first space", "the last space", "a line break"],
+)
+def test_spaces_are_ids_like_others(
+    ids: str, told: str, checker: Checker, tokenizer: Tokenizer
+) -> None:
+    """No engine trims or changes what a byte-level vocabulary decodes to."""
+    checker.judge(PROMPT, generation([70, 511, 71, 506], text=tokenizer.decode([70, 511, 71])))
+    answer = [511, *tokenizer.encode(ids), 506]
+    for text, refusal in ((ids, None), (told, "text")):
+        given = generation(answer, text=f"</think>{text}")
+        assert checker.judge(PROMPT, given).refusal == refusal
+
+
+def test_spaces_between_text_and_control_strings(checker: Checker, tokenizer: Tokenizer) -> None:
+    """As slow tokenizers put them; but what the ids have there themselves must be there."""
+    ids = [*tokenizer.encode("so"), 511, *tokenizer.encode("\n\n4"), 506]
+    spaced = generation(ids, text="so </think> \n\n4")
+    assert checker.judge(PROMPT, spaced).refusal is None
+    assert checker.judge(PROMPT, generation(ids, text="so </think> 4")).refusal == "text"
+    assert checker.judge(PROMPT, generation(ids, text="so</think>\n\n4")).refusal is None
+    assert checker.judge(PROMPT, spaced).refusal == "text"  # now it is known to put none
+
+
+def test_an_empty_text_is_an_account_where_the_engine_writes_one(checker: Checker) -> None:
+    ids = [70, 511, 71, 506]
+    assert checker.judge(PROMPT, generation(ids, text="")).refusal == "text"
+    assert checker.judge(PROMPT, generation(ids, text="", writes_text=False)).refusal is None
+    assert checker.judge(PROMPT, generation(ids, text=None)).refusal is None
+    assert (
+        checker.judge([70, 506, 509], generation([506], text="", prompt_tokens=3)).refusal is None
+    )
+
+
+def test_a_text_ends_where_the_ids_end(checker: Checker, tokenizer: Tokenizer) -> None:
+    """The last id is trimmed if the engine stopped at it, and shown at the cap."""
+    ids = [70, 511, 71, 72]
+    text = tokenizer.decode(ids)
+    cap: dict[str, object] = {"finish_reason": "length", "matched": None}
+    assert checker.judge(PROMPT, generation(ids, text=text, **cap)).refusal is None
+    assert checker.judge(PROMPT, generation([*ids, 73], text=text, **cap)).refusal == "text"
+    assert checker.judge(PROMPT, generation(ids, text=text)).refusal == "text"
+    assert checker.judge(PROMPT, generation([*ids, 506], text=text, **cap)).refusal is None
+
+
 def test_half_characters_are_no_difference(checker: Checker, tokenizer: Tokenizer) -> None:
     half = tokenizer.encode("é")[:1]
     ids = [70, 511, *half]

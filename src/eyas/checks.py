@@ -89,6 +89,8 @@ class Checker:
     profile: Profile
     keep_missing_closer: bool = False
     want_logprobs: bool = False
+    _plain_text: list[bool] = field(default_factory=list, init=False, repr=False)
+    """Not empty once a text stood without spaces where slow tokenizers put them."""
 
     def judge(
         self,
@@ -225,7 +227,7 @@ class Checker:
             at = first_difference(ids, g.logprob_ids)
             return "logprob_ids", f"log-probabilities and output ids differ at output id {at}"
         told = g.text is not None and (g.text or g.writes_text)
-        if told and g.text is not None and not self._same_text(ids, g.text):
+        if told and g.text is not None and not self._same_text(g, ids):
             ours = self.tokenizer.decode(ids)
             at = first_difference(ours, g.text)
             return "text", (
@@ -234,21 +236,28 @@ class Checker:
             )
         return None
 
-    def _same_text(self, ids: list[int], text: str) -> bool:
-        """Whether a text is one of the ways in which engines decode these ids.
+    def _same_text(self, g: Generation, ids: list[int]) -> bool:
+        """Whether the engine's text is one of the ways in which engines decode these ids.
 
-        The stop id may be shown or trimmed, special ids shown or skipped, and unfinished
-        characters may have become any number of U+FFFD.
+        An id that it stopped at is trimmed, or shown if it is a control string; special ids are
+        shown or skipped; unfinished characters may have become any number of U+FFFD, or nothing.
         """
-        whole = self.tokenizer.join(ids)
-        given = text.encode("utf-8", "surrogatepass")
-        trimmed = whole[: len(whole) - len(self.tokenizer.join(ids[-1:]))]
-        if given in (trimmed, whole) or text == trimmed.decode("utf-8", "replace"):
+        text, ended = g.text or "", g.finish_reason == "stop"
+        whole, last = self.tokenizer.join(ids), self.tokenizer.join(ids[-1:])
+        likely = whole[: len(whole) - len(last)] if ended else whole
+        if text.encode("utf-8", "surrogatepass") == likely:
+            if not self._plain_text and self._with_spaces(text) != text:
+                self._plain_text.append(True)
             return True
+        control = ids[-1] in self.tokenizer.control.values()
+        unfinished = not ended and "\ufffd" in self.tokenizer.decode(ids[-1:])
+        parts = [ids[:-1] if ended else ids]
+        if control or unfinished:
+            parts.append(ids if ended else ids[:-1])
         backend = self.tokenizer.backend
         ways = [
             _without_replacements(ours)
-            for part in (ids[:-1], ids)
+            for part in parts
             for ours in (
                 self.tokenizer.decode(part),
                 backend.decode(part, skip_special_tokens=True),
@@ -256,14 +265,15 @@ class Checker:
             )
         ]
         text = _without_replacements(text)
-        if text in ways or text in map(self._with_spaces, ways):
+        if text in ways or (not self._plain_text and text in map(self._with_spaces, ways)):
             return True
         return any(plain(text) == plain(ours) for plain in self._plain_forms() for ours in ways)
 
     def _with_spaces(self, text: str) -> str:
         """With spaces between text and control strings, as slow tokenizers write them.
 
-        (Kimi's, behind a router that drops ``spaces_between_special_tokens``.)
+        (Kimi's, behind a router that drops ``spaces_between_special_tokens``.) A server that has
+        written a text without them puts none.
         """
         control = self.tokenizer.control_pattern
         if control is None:

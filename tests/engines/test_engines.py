@@ -85,6 +85,33 @@ def test_a_prompt_that_llama_cpp_cut_is_known() -> None:
     assert read_answer({"tokens": [1], "stop_type": "word"}).finish_reason == "word"
 
 
+def test_llama_cpp_repeats_the_seed_of_a_request(
+    llama: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which tells the answer of another request from its own."""
+
+    async def ask() -> list[str | None]:
+        engine = await connect(llama)
+        assert isinstance(engine, LlamaCpp)
+        prompt = Target().tokenizer.encode("<|user|>What is 2+2?<|end|><|assistant|><think>")
+        own = await engine.generate(Request(prompt, 5, 2**31 - 1))
+        other = await engine._http.post(
+            "/completion", {**engine._params, "prompt": prompt, "n_predict": 5, "seed": 9}
+        )
+
+        async def exchanged(path: str, body: object) -> object:
+            return other
+
+        monkeypatch.setattr(engine._http, "post", exchanged)
+        swapped = await engine.generate(Request(prompt, 5, 8))
+        await engine.close()
+        return [own.refusal, swapped.refusal]
+
+    own, swapped = asyncio.run(ask())
+    assert own is None
+    assert "seed 9, not 8" in (swapped or "")
+
+
 @pytest.mark.parametrize("info", [None, {"model_path": "m"}], ids=["bare", "told"])
 def test_sglang_is_recognised(info: dict[str, str] | None) -> None:
     with FaultServer(info=info) as server:

@@ -190,3 +190,21 @@ def test_servers_that_give_no_ids_are_named_with_what_to_use(pages: Pages, said:
     with pytest.raises(UnsuitableServerError, match=said) as raised:
         recognised(pages)
     assert "llama.cpp" in str(raised.value) or "llama-server" in str(raised.value)
+
+
+@pytest.mark.parametrize("tokenizes", [True, False])
+def test_whether_an_empty_text_says_anything(tokenizes: bool) -> None:
+    """Without a tokenizer (--skip-tokenizer-init) vLLM's texts are all empty."""
+    texts = ["", "ab", ""]
+    pages: Pages = {**PAGES, "/v1/completions": lambda _: answer(text=texts.pop(0))}
+    if tokenizes:
+        pages["/tokenize"] = {"count": 1, "max_model_len": 2048, "tokens": [5]}
+
+    async def ask(url: str, _: list[dict[str, Any]]) -> list[bool]:
+        engine = VLLM(url)
+        await engine.identify()
+        given = [await engine.generate(Request([1, 2, 3], 4, 0)) for _ in range(3)]
+        await engine.close()
+        return [generation.writes_text for generation in given]
+
+    assert with_server(pages, ask) == [tokenizes, True, True]
