@@ -74,12 +74,22 @@ def test_an_answer_is_read_as_any_json_reader_reads_it(
 @pytest.mark.parametrize(
     "ids",
     ["[1,2.0]", "[1,true]", "[true]", "[1,null]", '[1,"2"]', "[-1,2]", "[2147483648]", "[1e3]",
-     "[99999999999999999999]", "[[1,2]]", "[[1],[2]]", "[1,[2,3]]", "[{}]"],
+     "[99999999999999999999]", "[[1,2]]", "[[1],[2]]", "[1,[2,3]]", "[{}]",
+     "[1,[2],3]", "[1,[2,3],[]]", "[1,2,[ 3 ]]"],
 )  # fmt: skip
 def test_lists_of_anything_else_are_left_to_the_usual_reader(ids: str) -> None:
     reader = IdReader("output_ids")
     assert reader.read(f'{{"output_ids":{ids},"text":"a"}}'.encode()) is None
     assert reader.read(b'{"output_ids":[1,2]}') == {"output_ids": [1, 2]}  # and it goes on
+
+
+def test_names_in_a_text_or_an_object_mislead_nobody() -> None:
+    reader = IdReader("output_ids")
+    told = {"text": '"output_ids":[[1]]', "meta": {"output_ids": [1, 2]}, "output_ids": [3]}
+    assert reader.read(orjson.dumps(told)) == told
+    nested = {"meta": {"output_ids": [[1]]}, "output_ids": [3]}
+    assert reader.read(orjson.dumps(nested)) is None  # not told apart, so left to the other reader
+    assert reader.read(b'{"output\\u005fids":[1,[2]]}') is None
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"7", b'"a"', b"null", b'{"a":1}}', b"\xff"])

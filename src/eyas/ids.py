@@ -138,10 +138,32 @@ class IdReader:
             if isinstance(value, simdjson.Object):
                 found[name] = value.as_dict()
             elif isinstance(value, simdjson.Array):
-                found[name] = _read_ids(value) if name in self._names else value.as_list()
+                if name not in self._names:
+                    found[name] = value.as_list()
+                elif _is_flat(raw, name.encode()):
+                    found[name] = _read_ids(value)
+                else:
+                    raise ValueError(f"{name!r} holds lists")
             else:
                 found[name] = value
         return found
+
+
+def _is_flat(raw: bytes, name: bytes) -> bool:
+    """Whether no list stands in a list of this name: simdjson would flatten it.
+
+    A quoted name does not occur in a string, where its quotes would be escaped. What is not
+    found (since it is escaped itself) is not known to be flat.
+    """
+    at = raw.find(b'"%b"' % name)
+    if at < 0:
+        return False
+    while at >= 0:
+        begin, end = raw.find(b"[", at), raw.find(b"]", at)
+        if raw.find(b"[", begin + 1, end) >= 0:
+            return False
+        at = raw.find(b'"%b"' % name, at + 1)
+    return True
 
 
 def _read_ids(given: simdjson.Array) -> Sequence[int]:
@@ -150,5 +172,5 @@ def _read_ids(given: simdjson.Array) -> Sequence[int]:
     numbers = np.frombuffer(given.as_buffer(of_type="u"), np.uint64)
     first: object = given[0]
     if not isinstance(first, int) or len(numbers) != len(given) or numbers.max() >= 2**31:
-        raise ValueError("not a plain list of ids")  # lists in it would be flattened
+        raise ValueError("not a plain list of ids")
     return Ids(numbers.astype(np.uint32))
