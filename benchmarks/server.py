@@ -2,7 +2,8 @@
 
 It speaks just enough HTTP/1.1 over asyncio's protocol to stay out of the client's way. Each
 answer has 512 output ids that end in a stop id, their text, the echo of the prompt ids and the
-counts, as SGLang 0.5.23 sends them. Prints its port; ends when standard input closes.
+counts, as SGLang 0.5.23 sends them. Prints its port, and the time (seconds since the epoch) at
+which the first prompt came; ends when standard input closes.
 
     python benchmarks/server.py TOKENIZER_DIR [--output-tokens 512]
 """
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import random
 import sys
+import time
 from typing import cast
 
 import orjson
@@ -64,6 +66,7 @@ class Generate(asyncio.Protocol):
     """Answers each POST; every GET is a 404 but /model_info."""
 
     bodies: list[tuple[bytes, bytes]]
+    asked = False
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -93,6 +96,9 @@ class Generate(asyncio.Protocol):
         elif head.startswith(b"GET"):
             content, status = b"{}", b"404 Not Found"
         else:
+            if not Generate.asked:
+                Generate.asked = True
+                print(time.time(), flush=True)
             start = body.index(b'"input_ids":[') + len(b'"input_ids":')
             echo = body[start : body.index(b"]", start) + 1]
             self._count += 1

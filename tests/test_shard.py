@@ -18,6 +18,7 @@ from eyas.config import make_config
 from eyas.errors import ConfigError
 from eyas.feed import Feed
 from eyas.merge import merge_runs
+from eyas.prompting import Prompting
 from eyas.shard import Shard
 from eyas.store import Ledger, Manifest, Run, prepare_directory
 from eyas.store.journal import Segment, encode_line
@@ -43,7 +44,7 @@ LINES = st.one_of(
 @pytest.fixture(scope="module")
 def desk(tokenizer: Tokenizer, template: ChatTemplate, profile: Profile) -> dict[str, Any]:
     """What a feed needs besides the input."""
-    return {"tokenizer": tokenizer, "template": template, "profile": profile,
+    return {"prompting": Prompting(tokenizer, template, profile),
             "max_new_tokens": 8, "context_length": 4096}  # fmt: skip
 
 
@@ -64,7 +65,8 @@ def fill(
     prepare_directory(run)
     Manifest(eyas="0", created="", date="2026-01-02", fingerprint={}, profile={},
              max_new_tokens=1, tokenizer="", inputs=files).save(run)  # fmt: skip
-    feed = Feed(PromptReader(files), run=Run(run), ledger=Ledger.load(run, shard), **desk, **more)
+    stretches = PromptReader(files).stretches()
+    feed = Feed(stretches, run=Run(run), ledger=Ledger.load(run, shard), **desk, **more)
     rows: list[Trace | Rejected] = []
     while not feed.ended:
         jobs, refused = feed.next_batch()
@@ -134,7 +136,7 @@ def test_order_and_files_play_no_part(
             assert owners.setdefault(title, key) == key
         # and the unsharded capture finds nothing to do
         files = files_of(folder, lines)
-        feed = Feed(PromptReader(files), run=Run(folder / "merged"),
+        feed = Feed(PromptReader(files).stretches(), run=Run(folder / "merged"),
                     ledger=Ledger.load(folder / "merged"), **desk)  # fmt: skip
         assert feed.next_batch() == ([], [])
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import orjson
@@ -21,7 +21,8 @@ from eyas.conversation import BadLine, Conversation, Message
 from eyas.ids import Ids, as_row, first_bad, pack
 from eyas.modes import Mode
 from eyas.prompting import PROMPT_REASONS, Chat, Prompting, Refusal
-from eyas.store import REFUSED, TRACES, TRUNCATED, Ledger, Run
+from eyas.readers import Stretch
+from eyas.store import OPEN, REFUSED, TRACES, TRUNCATED, Ledger, Run
 from eyas.store.redo import Partials
 from eyas.trace import Rejected, Trace
 
@@ -37,6 +38,9 @@ FEED_REASONS: dict[str, str] = {
     "earlier_turn_rejected": "an earlier turn of the conversation was rejected",
 }
 """Why a unit is rejected before anything is sent."""
+_OPEN_TURN = bytes((OPEN,))
+_BLOCKED = {REFUSED: "earlier_turn_rejected", TRUNCATED: "earlier_turn_truncated"}
+"""Why a turn cannot be asked, by the status of an earlier one."""
 
 
 @dataclass(slots=True)
@@ -61,6 +65,14 @@ class Job:
     """Output of an earlier capture that the answer is to be continued from."""
     before_logprobs: list[float] = field(default_factory=list)
     joints: list[int] = field(default_factory=list)
+    statuses: bytes = b""
+    """What the ledger holds of each turn."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a next turn is to be generated. It is there already where an earlier one was
+        lost with its part."""
+        return self.statuses[self.turn + 1 : self.turn + 2] == _OPEN_TURN
 
     @property
     def id(self) -> str:
@@ -90,7 +102,7 @@ class Feed:
 
     def __init__(
         self,
-        items: Iterable[Conversation | BadLine],
+        stretches: Iterable[Stretch],
         *,
         run: Run,
         ledger: Ledger,
@@ -105,14 +117,14 @@ class Feed:
         """Prepare a pass over the input.
 
         Args:
-            items: what a reader yields.
+            stretches: what a reader yields.
             run: the run, to look up earlier answers of unfinished conversations.
             prompting: what makes prompts of messages and messages of answers.
             common: columns that all refused rows share (``sampling``).
             partials: cut answers of earlier captures, to be continued from their ids.
         """
         self.counts = Counts()
-        self._items = iter(items)
+        self._stretches = iter(stretches)
         self._run = run
         self._ledger = ledger
         self._prompting = prompting
@@ -124,13 +136,20 @@ class Feed:
         self._common = common or {}
         self._partials = partials
         self._taken = 0
+        self._waiting: deque[Job] = deque()
         self._reading = threading.Lock()
-        self.ended = False
+        self._all_read = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything was read and handed out."""
+        return self._all_read and not self._waiting
 
     def next_batch(self) -> tuple[list[Job], list[Rejected]]:
-        """The jobs and refused rows of the next stretch of the input; sets `ended` at its end."""
+        """The next jobs and refused rows of the input; both may be empty before it has ended."""
         with self._reading:
-            waiting, refused = self._meet_next()
+            refused = [] if self._waiting else self._meet_next()
+            waiting = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
         self._recall([job for job in waiting if job.turn])
         rendered = iter(self._prompting.prompts(
             self._chat(job) for job in waiting if job.conversation.prompt_ids is None
@@ -160,6 +179,7 @@ class Feed:
         deadline = time.monotonic() + seconds
         while not self.ended:
             with self._reading:
+                self._waiting.clear()
                 self._meet_next()
             if time.monotonic() > deadline:
                 return False
@@ -180,7 +200,7 @@ class Feed:
         return [
             self.refused_row(job, turn, reason, detail)
             for turn in range(job.turn + 1, job.conversation.n_turns)
-            if self._ledger.status(job.key, job.sample, turn) is None
+            if job.statuses[turn] == OPEN
         ]
 
     def refused_row(self, job: Job, turn: int, reason: str, detail: str) -> Rejected:
@@ -204,87 +224,80 @@ class Feed:
             **self._common,
         )
 
-    def _meet_next(self) -> tuple[list[Job], list[Rejected]]:
-        """Read the next conversations and find what is to be done of each."""
-        jobs: list[Job] = []
-        refused: list[Rejected] = []
-        for item in islice(self._items_left(), BATCH):
-            if isinstance(item, BadLine):
-                refused += self._meet_bad_line(item)
-                continue
-            self._taken += 1
-            key, name = self._ledger.identify(item.key, item.given_id)
-            if not self._ledger.wants(key):
-                continue
-            for sample in range(self._samples):
-                job = Job(item, key, name, sample, 0, self._prompting.modes.of(key, sample))
-                refused += self._meet_thread(job, jobs)
-        return jobs, refused
-
-    def _items_left(self) -> Iterator[Conversation | BadLine]:
-        while self._limit is None or self._taken < self._limit:
-            item = next(self._items, None)
-            if item is None:
-                break
-            yield item
-        else:
-            self.ended = True
-            return
-        self.ended = True
-
-    def _meet_bad_line(self, line: BadLine) -> list[Rejected]:
-        key, _ = self._ledger.identify(line.key, None)
-        if not self._ledger.wants(key):
+    def _meet_next(self) -> list[Rejected]:
+        """Read a stretch and find what is to be done of it: jobs go to those that wait."""
+        stretch = self._next_stretch()
+        if stretch is None:
             return []
-        self.counts.input += 1
-        if self._ledger.status(key, 0, 0) is not None:
-            self.counts.rejected += 1
+        met = self._ledger.meet(stretch.keys, stretch.turns, self._samples)
+        _, good, cut, refused = met.count
+        self.counts.input += sum(met.count)
+        self.counts.done += good + cut
+        self.counts.truncated += cut
+        self.counts.rejected += refused
+        if not met.to_name:
             return []
+        items = stretch.items()
+        rows: list[Rejected] = []
+        named: list[tuple[int, Conversation]] = []
+        for at in met.to_name:
+            item = items[at]
+            if isinstance(item, Conversation):
+                named.append((at, item))
+            elif met.ours[at]:
+                rows.append(self._refused_line(item, met.keys[at]))
+        names = self._ledger.name([(item.given_id, met.keys[at]) for at, item in named])
+        for (at, item), name in zip(named, names, strict=True):
+            if met.ours[at]:
+                for sample in range(self._samples):
+                    mode = self._prompting.modes.of(met.keys[at], sample)
+                    job = Job(item, met.keys[at], name, sample, 0, mode)
+                    begin = met.bounds[at] + sample * item.n_turns
+                    job.statuses = met.statuses[begin : begin + item.n_turns]
+                    rows += self._meet_thread(job)
+        return rows
+
+    def _next_stretch(self) -> Stretch | None:
+        """What is read next, up to the limit; None at the end."""
+        left = None if self._limit is None else self._limit - self._taken
+        stretch = None if left == 0 else next(self._stretches, None)
+        if stretch is None:
+            self._all_read = True
+            return None
+        stretch = stretch.up_to(left)
+        self._taken += stretch.conversations
+        return stretch
+
+    def _refused_line(self, line: BadLine, key: bytes) -> Rejected:
+        """The refused row of an input line that cannot be used."""
         name = f"line-{key.hex()[:16]}"
-        return [
-            Rejected(
-                id=f"{name}/0/0",
-                conversation_id=name,
-                turn=0,
-                sample=0,
-                key=key.hex(),
-                reason=line.reason,
-                detail=line.detail,
-                source=line.source,
-                line=line.line,
-                text=line.text,
-                template_kwargs=self._prompting.modes.of(key, 0).text,
-                finished_at=time.time(),
-                **self._common,
-            )
-        ]
+        return Rejected(
+            id=f"{name}/0/0",
+            conversation_id=name,
+            turn=0,
+            sample=0,
+            key=key.hex(),
+            reason=line.reason,
+            detail=line.detail,
+            source=line.source,
+            line=line.line,
+            text=line.text,
+            template_kwargs=self._prompting.modes.of(key, 0).text,
+            finished_at=time.time(),
+            **self._common,
+        )
 
-    def _meet_thread(self, job: Job, jobs: list[Job]) -> list[Rejected]:
-        """Count a thread's units; append it to `jobs` if something is to be done."""
-        n_turns = job.conversation.n_turns
-        counts = self.counts
-        counts.input += n_turns
-        blocked = None
-        first_open = None
-        for turn in range(n_turns):
-            status = self._ledger.status(job.key, job.sample, turn)
-            if status is None:
-                first_open = turn if first_open is None else first_open
-            elif status == REFUSED:
-                counts.rejected += 1
-                blocked = blocked or ("earlier_turn_rejected" if first_open is None else None)
-            else:
-                counts.done += 1
-                if status == TRUNCATED:
-                    counts.truncated += 1
-                    blocked = blocked or ("earlier_turn_truncated" if first_open is None else None)
-        if first_open is None:
+    def _meet_thread(self, job: Job) -> list[Rejected]:
+        """Let a thread wait if something is to be done, or refuse what cannot be."""
+        first_open = job.statuses.find(OPEN)
+        if first_open < 0:
             return []
-        job.turn = first_open
+        blocked = next((_BLOCKED[s] for s in job.statuses[:first_open] if s in _BLOCKED), None)
         if blocked is not None:
-            job.turn -= 1
+            job.turn = first_open - 1
             return self.refuse_later(job, blocked)
-        jobs.append(job)
+        job.turn = first_open
+        self._waiting.append(job)
         return []
 
     def _recall(self, jobs: list[Job]) -> None:

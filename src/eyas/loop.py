@@ -141,7 +141,7 @@ class _Loop:
         )
         self._common = {"sampling": orjson.dumps(session.target.sampling.as_dict()).decode()}
         self._feed = Feed(
-            session.reader,
+            session.reader.stretches(),
             run=session.run,
             ledger=session.ledger,
             prompting=session.prompting,
@@ -295,10 +295,7 @@ class _Loop:
         progress.truncated += not answered.complete
         self._modes[trace.template_kwargs] += 1
         self._put(answered.refused, trace)
-        # A later turn may be there already, where a part was lost and is captured again.
-        following = self._session.ledger.status(job.key, job.sample, job.turn + 1)
-        last = job.turn + 1 == job.conversation.n_turns or following is not None
-        if last or not answered.complete or not await self._next_turn(job, generation):
+        if not (job.goes_on and answered.complete and await self._next_turn(job, generation)):
             return None
         return generation.server
 

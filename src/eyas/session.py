@@ -38,6 +38,7 @@ from eyas.store import (
 )
 from eyas.store.files import write_bytes
 from eyas.store.redo import Partials, Redo, put_aside, put_partials_away
+from eyas.store.run import INPUT
 from eyas.target import Target, open_target
 
 _MOST = 16384
@@ -202,6 +203,7 @@ def _open_run(
         manifest.save(out)
         write_bytes(out / "config.yaml", config_yaml(_resolved(config, target)))
         seal_leftovers(out)
+        reader.remember(out / INPUT)
         run = Run(out)
         return Session(
             config=config,

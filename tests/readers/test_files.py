@@ -27,7 +27,8 @@ from eyas.conversation import BadLine, Conversation
 from eyas.errors import InputError
 from eyas.readers import REASONS, PromptReader
 from eyas.readers import files as reader_files
-from eyas.readers.files import BrokenFile, Damage, read_rows, sniff
+from eyas.readers.blocks import read_rows
+from eyas.readers.files import BrokenFile, Damage, sniff
 
 BOM = b"\xef\xbb\xbf"
 

@@ -13,22 +13,30 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
 
 import orjson
 
 from eyas.conversation import BadLine, Conversation, digest
 from eyas.errors import InputError
-from eyas.readers.files import COMPRESSED, STDIN, UNREADABLE, Damage, bare_suffix, read_rows
+from eyas.readers.blocks import Block, read_blocks
+from eyas.readers.files import COMPRESSED, STDIN, UNREADABLE, Damage, Row, bare_suffix
+from eyas.readers.memory import Known, Memory
 from eyas.readers.shapes import COLUMNS, REASONS, to_conversation
 from eyas.readers.showing import Refused
 
-__all__ = ["COLUMNS", "REASONS", "BadLine", "Conversation", "Position", "PromptReader"]
+__all__ = ["COLUMNS", "REASONS", "BadLine", "Conversation", "Position", "PromptReader", "Stretch"]
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 """The files that are taken from a directory, each also with `COMPRESSED` behind it."""
+
+STRETCH = 64
+"""Rows of a stretch that were parsed."""
 
 SHOWN = 2000
 """The most characters of a bad line that are kept for show."""
@@ -44,6 +52,37 @@ class Position:
     """Bytes of all files together; None if one is standard input or a pipe."""
     rows_read: int = 0
     """Rows seen so far, good and bad."""
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Consecutive rows of the input, of which little need be known where all are done already."""
+
+    keys: bytes
+    """16 bytes a row."""
+    turns: list[int]
+    """How many turns each has; 0 for a `BadLine`."""
+    items: Callable[[], Sequence[Conversation | BadLine]]
+    """The rows themselves."""
+
+    @classmethod
+    def of(cls, items: Sequence[Conversation | BadLine]) -> Self:
+        """Rows that are at hand."""
+        turns = [item.n_turns if type(item) is Conversation else 0 for item in items]
+        return cls(b"".join([item.key for item in items]), turns, lambda: items)
+
+    @property
+    def conversations(self) -> int:
+        """How many rows can be used."""
+        return len(self.turns) - self.turns.count(0)
+
+    def up_to(self, conversations: int | None) -> Stretch:
+        """This stretch, or its beginning with so many conversations."""
+        if conversations is None or self.conversations <= conversations:
+            return self
+        good = (at for at, turns in enumerate(self.turns, 1) if turns)
+        end = next(islice(good, conversations - 1, None))
+        return Stretch(self.keys[: 16 * end], self.turns[:end], lambda: self.items()[:end])
 
 
 class PromptReader:
@@ -68,6 +107,12 @@ class PromptReader:
         """Conversations by the shape in which they stood."""
         self._column = column
         self._system = system
+        self._known_columns = COLUMNS if column is None else (column,)
+        self._folder: Path | None = None
+
+    def remember(self, folder: Path) -> None:
+        """Keep what rows are found in a folder, so that `stretches` need not parse them again."""
+        self._folder = folder
 
     @property
     def rereadable(self) -> bool:
@@ -75,52 +120,118 @@ class PromptReader:
         return all(path != STDIN and os.path.isfile(path) for path in self.files)
 
     def __iter__(self) -> Iterator[Conversation | BadLine]:
-        self.position.bytes_read = self.position.rows_read = 0
-        self.shapes.clear()
-        for path in self.files:
-            began, size = self.position.bytes_read, _size(path)
-            yield from self._read(path)
-            if size is not None:  # also where the file could not be read to its end
-                self.position.bytes_read = began + size
+        for path, progress in self._each_file():
+            line = 0
+            try:
+                for block in read_blocks(path, progress, self._known_columns):
+                    for row in block.rows():
+                        line = row[0]
+                        yield self._counted(self._item(path, row))
+            except UNREADABLE as error:
+                yield self._counted(_unreadable(path, line, error))
 
-    def _read(self, path: str) -> Iterator[Conversation | BadLine]:
-        position, shapes, column, system = self.position, self.shapes, self._column, self._system
-        source = "stdin" if path == STDIN else path
-        known = COLUMNS if column is None else (column,)
+    def stretches(self) -> Iterator[Stretch]:
+        """The same, some rows at a time."""
+        for path, progress in self._each_file():
+            memory = None
+            if self._folder is not None and path != STDIN and os.path.isfile(path):
+                memory = Memory(self._folder, path, self._column)
+            try:
+                yield from self._stretches(path, progress, memory)
+            finally:
+                if memory is not None:
+                    memory.close()
+
+    def _stretches(
+        self, path: str, progress: Callable[[int], None], memory: Memory | None
+    ) -> Iterator[Stretch]:
         line = 0
+        items: list[Conversation | BadLine] = []
+        try:
+            for block in read_blocks(path, progress, self._known_columns):
+                known = memory and block.content and memory.recall(block.content)
+                if known:
+                    self.position.rows_read += len(known.turns)
+                    self.shapes.update(known.shapes)
+                    line = block.before + known.last if known.last else line
+                    yield Stretch(known.keys, known.turns, partial(self._items, path, block))
+                    continue
+                last = 0
+                for row in block.rows():
+                    line, last = row[0], row[0] - block.before
+                    items.append(self._counted(self._item(path, row)))
+                    if len(items) == STRETCH and block.content is None:
+                        yield Stretch.of(items)
+                        items = []
+                if items:
+                    stretch = Stretch.of(items)
+                    items = []
+                    if memory and block.content:
+                        shapes = Counter(
+                            i.shape for i in stretch.items() if type(i) is Conversation
+                        )
+                        memory.keep(block.content, Known(stretch.keys, stretch.turns, shapes, last))
+                    yield stretch
+        except UNREADABLE as error:
+            yield Stretch.of([*items, self._counted(_unreadable(path, line, error))])
+
+    def _each_file(self) -> Iterator[tuple[str, Callable[[int], None]]]:
+        """Each file, and what is to be told how many bytes of it were read."""
+        position = self.position
+        position.bytes_read = position.rows_read = 0
+        self.shapes.clear()
 
         def progress(size: int) -> None:
             position.bytes_read += size
 
+        for path in self.files:
+            began, size = position.bytes_read, _size(path)
+            yield path, progress
+            if size is not None:  # also where the file could not be read to its end
+                position.bytes_read = began + size
+
+    def _items(self, path: str, block: Block) -> list[Conversation | BadLine]:
+        return [self._item(path, row) for row in block.rows()]
+
+    def _item(self, path: str, row: Row) -> Conversation | BadLine:
+        line, value, raw = row
+        source = _shown(path)
         try:
-            for line, value, raw in read_rows(path, progress, known):
-                position.rows_read += 1
-                try:
-                    if type(value) is Damage:
-                        raise Refused(value.reason, value.detail)
-                    item = to_conversation(
-                        value, column=column, system=system, source=source, line=line
-                    )
-                    if item.tool_use is not None and item.tool_use.results:
-                        raise Refused("tools_unsupported", "results of tools are not supported yet")
-                except Refused as refused:
-                    yield _bad_line(refused, value, raw, source, line)
-                else:
-                    shapes[item.shape] += 1
-                    yield item
-        except UNREADABLE as error:
-            position.rows_read += 1
-            place = f"line or row {line}" if line else "its beginning"
-            yield BadLine(
-                key=digest(
-                    b"file", os.path.basename(source).encode("utf-8", "replace"), b"%d" % line
-                ),
-                reason="unreadable_file",
-                detail=f"nothing of the file after {place} could be read: {error}",
-                source=source,
-                line=line + 1,
-                text="",
+            if type(value) is Damage:
+                raise Refused(value.reason, value.detail)
+            item = to_conversation(
+                value, column=self._column, system=self._system, source=source, line=line
             )
+            if item.tool_use is not None and item.tool_use.results:
+                raise Refused("tools_unsupported", "results of tools are not supported yet")
+        except Refused as refused:
+            return _bad_line(refused, value, raw, source, line)
+        return item
+
+    def _counted(self, item: Conversation | BadLine) -> Conversation | BadLine:
+        self.position.rows_read += 1
+        if type(item) is Conversation:
+            self.shapes[item.shape] += 1
+        return item
+
+
+def _shown(path: str) -> str:
+    return "stdin" if path == STDIN else path
+
+
+def _unreadable(path: str, line: int, error: Exception) -> BadLine:
+    """What stands for the rest of a file."""
+    source = _shown(path)
+    name = os.path.basename(source).encode("utf-8", "replace")
+    place = f"line or row {line}" if line else "its beginning"
+    return BadLine(
+        key=digest(b"file", name, b"%d" % line),
+        reason="unreadable_file",
+        detail=f"nothing of the file after {place} could be read: {error}",
+        source=source,
+        line=line + 1,
+        text="",
+    )
 
 
 def _bad_line(refused: Refused, value: Any, raw: bytes | None, source: str, line: int) -> BadLine:

@@ -29,7 +29,6 @@ from typing import IO, Any
 
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 STDIN = "-"
 COMPRESSED = (".gz", ".gzip", ".zst", ".zstd")
@@ -46,7 +45,7 @@ class BrokenFile(Exception):
 
 
 UNREADABLE = (BrokenFile, OSError, EOFError, zlib.error, pa.ArrowException)
-"""What `read_rows` raises where the rest of a file cannot be read."""
+"""What is raised where the rest of a file cannot be read."""
 
 
 @dataclass(slots=True)
@@ -67,14 +66,25 @@ def bare_suffix(name: str) -> str:
     return os.path.splitext(stem)[1] if suffix in COMPRESSED else suffix
 
 
-def read_rows(
+@dataclass(slots=True)
+class Opened:
+    """A file whose format is known."""
+
+    kind: str
+    """``parquet``, or what `sniff` gives."""
+    source: Any
+    """Parquet: a file with random access. Else the plain bytes, buffered."""
+    progress: Callable[[int], None]
+
+
+@contextlib.contextmanager
+def opened(
     path: str, progress: Callable[[int], None], known: Collection[str] = ()
-) -> Iterator[Row]:
-    """The rows of one file (``-`` is standard input).
+) -> Iterator[Opened]:
+    """One file (``-`` is standard input) whose format is found.
 
     `progress` is called with the number of bytes that were taken from the file, as they lie
     there. `known` are column names by which the header of a CSV without a suffix is recognised.
-    Raises one of `UNREADABLE` after the last row that could be read.
     """
     with contextlib.ExitStack() as stack:
         source: Any = sys.stdin.buffer if path == STDIN else stack.enter_context(open(path, "rb"))
@@ -86,22 +96,28 @@ def read_rows(
             if compressed or path == STDIN or not os.path.isfile(path):
                 spool = stack.enter_context(tempfile.TemporaryFile())
                 shutil.copyfileobj(buffered, spool, _BUFFER)
-                yield from _parquet(spool, lambda size: None)
+                yield Opened(kind, spool, lambda size: None)
             else:
-                progress(-source.tell())  # _parquet begins again
-                yield from _parquet(source, progress)
-        elif bare_suffix(path) == ".parquet":
+                progress(-source.tell())  # it is begun again
+                yield Opened(kind, source, progress)
+            return
+        if bare_suffix(path) == ".parquet":
             raise BrokenFile("the file is named .parquet but does not begin with PAR1")
-        elif _is_utf16(head):
+        if _is_utf16(head):
             raise BrokenFile("the text is UTF-16 or UTF-32; convert it to UTF-8 (see iconv)")
-        elif kind == "array":
-            yield from _json_array(_filled(buffered.read1))
-        elif kind == "object":
-            yield from _json_object(buffered)
-        elif kind == "lines":
-            yield from _json_lines(buffered)
-        else:
-            yield from _csv(buffered, kind)
+        yield Opened(kind, buffered, progress)
+
+
+def text_rows(file: Opened) -> Iterator[Row]:
+    """The rows of an opened file that is no Parquet."""
+    if file.kind == "array":
+        yield from _json_array(filled(file.source.read1))
+    elif file.kind == "object":
+        yield from _json_object(file.source)
+    elif file.kind == "lines":
+        yield from json_lines(file.source)
+    else:
+        yield from _csv(file.source, file.kind)
 
 
 def sniff(name: str, head: bytes, known: Collection[str] = ()) -> str:
@@ -177,7 +193,7 @@ class _Stream(io.RawIOBase):
         return len(data)
 
 
-def _filled(read: Callable[[int], bytes], step: int = _BUFFER) -> Callable[[int], bytes]:
+def filled(read: Callable[[int], bytes], step: int = _BUFFER) -> Callable[[int], bytes]:
     """A read function that gives as much as it is asked for, from reads of up to `step` bytes.
 
     A failure is held back until everything that came before it has been given.
@@ -212,12 +228,12 @@ def _decompressed(source: Any, progress: Callable[[int], None]) -> tuple[_Stream
     magic = stream.head(4)
     if magic[:2] == b"\x1f\x8b":
         unzipped = gzip.GzipFile(fileobj=io.BufferedReader(stream, _BUFFER))
-        return _Stream(_filled(unzipped.read1)), True
+        return _Stream(filled(unzipped.read1)), True
     if magic == b"\x28\xb5\x2f\xfd":
         # pyarrow drops what it has decompressed when it then meets a broken frame: it is asked
         # for little at a time, so that little is lost before the break.
         frames = pa.CompressedInputStream(io.BufferedReader(stream, _BUFFER), "zstd")
-        return _Stream(_filled(frames.read, step=256)), True
+        return _Stream(filled(frames.read, step=256)), True
     return stream, False
 
 
@@ -230,10 +246,12 @@ def _is_utf16(head: bytes) -> bool:
     )
 
 
-def _json_lines(stream: io.BufferedReader[Any]) -> Iterator[Row]:
-    """One JSON value a line. Only ``\\n`` ends a line, so U+2028 and U+0085 are ordinary text."""
+def json_lines(stream: IO[bytes], number: int = 0) -> Iterator[Row]:
+    """One JSON value a line. Only ``\\n`` ends a line, so U+2028 and U+0085 are ordinary text.
+
+    `number` lines came before.
+    """
     loads = orjson.loads
-    number = 0
     for line in iter(partial(stream.readline, MAX_ROW), b""):
         number += 1
         if len(line) == MAX_ROW and line[-1:] != b"\n":
@@ -357,43 +375,3 @@ def _csv(stream: io.BufferedReader[Any], kind: str) -> Iterator[Row]:
         if not row.isascii() and (wrong := re.search("[\udc80-\udcff]", row)):
             damage = Damage("invalid_utf8", f"not UTF-8: byte 0x{ord(wrong[0]) & 0xFF:02x}")
         yield start, damage or {k: v or None for k, v in zip(names, cells, strict=True)}, raw
-
-
-def _parquet(file: IO[bytes], progress: Callable[[int], None]) -> Iterator[Row]:
-    size = file.seek(0, os.SEEK_END)
-    table = pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER)
-    nested = [field.name for field in table.schema_arrow if pa.types.is_nested(field.type)]
-    number = 0
-    for batch in table.iter_batches(batch_size=256):
-        try:
-            rows = batch.to_pylist()
-        except (ValueError, OverflowError):
-            rows = [_parquet_row(batch, index) for index in range(batch.num_rows)]
-        for row in rows:
-            number += 1
-            if nested and type(row) is dict:
-                row.update((name, _without_none(row[name])) for name in nested)
-            yield number, row, None
-        progress(size * batch.num_rows // table.metadata.num_rows)
-
-
-def _parquet_row(batch: Any, index: int) -> dict[str, Any] | Damage:
-    """One row of a batch that holds a value for which Python has no type, as nanoseconds."""
-    row: dict[str, Any] = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        try:
-            row[name] = column[index].as_py()
-        except UnicodeDecodeError:
-            return Damage("invalid_utf8", f"column {name!r} holds text that is not UTF-8")
-        except (ValueError, OverflowError):
-            row[name] = column[index].cast("string").as_py()
-    return row
-
-
-def _without_none(value: Any) -> Any:
-    """The value without the members that Parquet adds to make all structs of a column alike."""
-    if type(value) is dict:
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    if type(value) is list and not {dict, list}.isdisjoint(map(type, value)):
-        return [_without_none(v) for v in value]
-    return value

@@ -1,6 +1,6 @@
 """The run directory. Knows traces, never where they came from."""
 
-from eyas.store.ledger import GOOD, REFUSED, TRUNCATED, Ledger
+from eyas.store.ledger import GOOD, OPEN, REFUSED, TRUNCATED, Ledger, Met
 from eyas.store.lock import WriterLock
 from eyas.store.manifest import Manifest
 from eyas.store.parts import REJECTED, TRACES
@@ -9,12 +9,14 @@ from eyas.store.writer import Writer, seal_leftovers
 
 __all__ = [
     "GOOD",
+    "OPEN",
     "REFUSED",
     "REJECTED",
     "TRACES",
     "TRUNCATED",
     "Ledger",
     "Manifest",
+    "Met",
     "Run",
     "Writer",
     "WriterLock",

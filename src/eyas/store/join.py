@@ -95,6 +95,7 @@ class Join:
         columns = [*_COLUMNS, "finish_reason", "marks"] if of_traces else list(_COLUMNS)
         for batch in read_batches(part.path, columns):
             ids, turns, samples, keys = (batch.column(name).to_pylist() for name in _COLUMNS)
+            taken: list[tuple[str, bytes]] = []
             for n, name in enumerate(ids):
                 key = bytes.fromhex(keys[n])
                 owner = self._take(part.run, key, samples[n], turns[n])
@@ -110,9 +111,12 @@ class Join:
                     part.changes = True
                     if of_traces and batch.column("finish_reason")[n].as_py() == "length":
                         run.cut += "eos_at_cap" not in (batch.column("marks")[n].as_py() or ())
-                elif self._names.settle(name, key) != name:
-                    run.renamed += 1
-                    part.changes = True
+                else:
+                    taken.append((name, key))
+            settled = zip(taken, self._names.settle(taken), strict=True)
+            renamed = sum(stored != name for (stored, _), name in settled)
+            run.renamed += renamed
+            part.changes |= renamed > 0
             part.rows += len(ids)
         run.rows[part.folder] += part.rows
 
@@ -178,13 +182,13 @@ class Join:
         import pyarrow as pa
 
         ids, turns, samples, keys = (table.column(name).to_pylist() for name in _COLUMNS)
-        ours: list[bool] = []
-        names: list[str] = []
-        for n, name in enumerate(ids):
-            key = bytes.fromhex(keys[n])
-            owner = self._owners[_thread(key, samples[n])] & ((1 << _RUN_BITS) - 1)
-            ours.append(owner == run)
-            names.append(self._names.settle(name, key) if owner == run else name)
+        stored = list(zip(ids, map(bytes.fromhex, keys), strict=True))
+        ours = [
+            self._owners[_thread(key, samples[n])] & ((1 << _RUN_BITS) - 1) == run
+            for n, (_, key) in enumerate(stored)
+        ]
+        settled = iter(self._names.settle([row for n, row in enumerate(stored) if ours[n]]))
+        names = [next(settled) if ours[n] else name for n, name in enumerate(ids)]
         row_ids = [f"{name}/{samples[n]}/{turns[n]}" for n, name in enumerate(names)]
         for column, values in (("conversation_id", names), ("id", row_ids)):
             at = table.schema.get_field_index(column)

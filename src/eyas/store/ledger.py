@@ -3,20 +3,71 @@
 Invariants: a unit (conversation, sample, turn) that is in the ledger is never generated again;
 a conversation keeps the name under which its first row was stored; two conversations never
 share a name. Names and occurrences are told from the whole input, whatever the shard, so that
-they are the same in each. Memory is some hundred bytes a row and independent of the rows' length.
+they are the same in each.
+
+Memory is 20 bytes a unit and 20 bytes a name, independent of the rows' length. A unit is known by
+128 bits: its conversation's key, with sample and turn folded in. Keys are hashes, so that two
+units of ten million are taken for one with a probability of 1 in 10**24.
 """
 
 from __future__ import annotations
 
+from binascii import unhexlify
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from eyas.conversation import nth_key, row_key
+import numpy as np
+from numpy.typing import NDArray
+
+from eyas.conversation import nth_key
+from eyas.errors import DamagedRun
 from eyas.shard import Shard
-from eyas.store.names import Names
+from eyas.store.names import Names, hashes_of
 from eyas.store.parts import REJECTED, TRACES, parts, read_batches
+from eyas.store.table import Table, Values, Words, words_of
 
-GOOD, TRUNCATED, REFUSED = 0, 1, 2
-"""Status of a unit: complete; stored but cut at the budget; in ``rejected/``."""
+OPEN, GOOD, TRUNCATED, REFUSED = 0, 1, 2, 3
+"""Status of a unit: to be done; complete; stored but cut at the budget; in ``rejected/``."""
+
+_ONCE = np.uint32(4)
+"""The table's values: the status, and this for each time that the conversation was met."""
+_GATHERED = 1 << 16
+"""Rows that are read before they are sorted in."""
+_COLUMNS = ("conversation_id", "turn", "sample", "key")
+_OF_TRACES = (*_COLUMNS, "finish_reason", "marks")
+
+
+@dataclass(slots=True)
+class Met:
+    """What is known of conversations that were met in the input, one after the other."""
+
+    keys: list[bytes]
+    """The conversations' keys in this pass: exact duplicates have their occurrence's."""
+    ours: list[bool]
+    """Which of them are in the part of the input that the run is to hold."""
+    statuses: bytes
+    """The status of each unit: for each conversation, for each sample, for each turn."""
+    bounds: list[int]
+    """Conversation `n` has the statuses from ``bounds[n]`` to ``bounds[n + 1]``."""
+    count: list[int]
+    """How many units of our conversations have each status."""
+    to_name: list[int]
+    """The conversations whose names are to be asked for: those with an open unit, and those
+    that other shards hold."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Stored rows that are to be sorted in."""
+
+    names: list[Words] = field(default_factory=list)
+    """Hashes of them."""
+    keys: bytearray = field(default_factory=bytearray)
+    folded: list[Words] = field(default_factory=list)
+    """Their sample and turn."""
+    statuses: list[Values] = field(default_factory=list)
 
 
 class Ledger:
@@ -24,61 +75,158 @@ class Ledger:
 
     def __init__(self, shard: Shard | None = None) -> None:
         self.shard = shard
-        self._status: dict[bytes, int] = {}
+        self._units = Table()
+        self._lately: dict[bytes, int] = {}
+        """How often conversations were met that the table does not know yet."""
         self._names = Names()
-        self._seen: dict[bytes, int] = {}
         self.done = 0
         self.rejected = 0
 
     @classmethod
     def load(cls, run: Path, shard: Shard | None = None) -> Ledger:
-        """Read the sealed rows' keys (the journal must have been sealed before)."""
+        """Read the sealed rows' keys (the journal must have been sealed before).
+
+        Raises:
+            DamagedRun: a part cannot be read.
+        """
         ledger = cls(shard)
-        columns = ["conversation_id", "turn", "sample", "key"]
-        for path in parts(run, TRACES):
-            for batch in read_batches(path, [*columns, "finish_reason", "marks"]):
-                ids, turns, samples, keys, reasons, marks = (
-                    batch.column(n).to_pylist() for n in (*columns, "finish_reason", "marks")
-                )
-                for n in range(len(ids)):
-                    cut = reasons[n] == "length" and "eos_at_cap" not in (marks[n] or ())
-                    ledger._add(ids[n], keys[n], samples[n], turns[n], TRUNCATED if cut else GOOD)
-        for path in parts(run, REJECTED):
-            for batch in read_batches(path, columns):
-                ids, turns, samples, keys = (batch.column(n).to_pylist() for n in columns)
-                for n in range(len(ids)):
-                    ledger._add(ids[n], keys[n], samples[n], turns[n], REFUSED)
+        rows = _Rows()
+        for folder, columns in ((TRACES, _OF_TRACES), (REJECTED, _COLUMNS)):
+            for path in parts(run, folder):
+                for batch in read_batches(path, columns):
+                    rows.names.append(hashes_of(batch.column("conversation_id").to_pylist()))
+                    rows.keys += _keys(path, batch.column("key"))
+                    rows.folded.append(
+                        _fold(_int32s(batch.column("sample")), _int32s(batch.column("turn")))
+                    )
+                    rows.statuses.append(_statuses(batch))
+                    if len(rows.keys) >= 16 * _GATHERED:
+                        ledger._keep(rows)
+                        rows = _Rows()
+        if rows.keys:
+            ledger._keep(rows)
         return ledger
 
-    def _add(self, name: str, key_hex: str, sample: int, turn: int, status: int) -> None:
-        key = bytes.fromhex(key_hex)
-        unit = row_key(key, sample, turn)
-        if unit in self._status:
-            return
-        self._status[unit] = status
-        if status == REFUSED:
-            self.rejected += 1
-        else:
-            self.done += 1
-        self._names.keep(name, key)
+    def _keep(self, rows: _Rows) -> None:
+        first, second = words_of(rows.keys)
+        folded, statuses = np.concatenate(rows.folded), np.concatenate(rows.statuses)
+        self._names.keep(np.concatenate(rows.names), first, second)
+        new = self._units.add(first, second ^ folded, statuses)
+        rejected = int(np.count_nonzero(new & (statuses == REFUSED)))
+        self.rejected += rejected
+        self.done += int(np.count_nonzero(new)) - rejected
 
-    def status(self, key: bytes, sample: int, turn: int) -> int | None:
-        """The status of a unit, or None where it is still to be done."""
-        return self._status.get(row_key(key, sample, turn))
+    def meet(self, keys: bytes, turns: Sequence[int], samples: int = 1) -> Met:
+        """Take the next conversations of the input, in its order.
 
-    def identify(self, key: bytes, given_id: str | None) -> tuple[bytes, str]:
-        """A conversation's key in this pass over the input, and the name it goes by.
-
-        Exact duplicates get their occurrence's key. The name is the given id; where another
-        conversation has that name already, the beginning of the key is added.
+        Args:
+            keys: 16 bytes a conversation, of its content.
+            turns: how many turns each has; 0 for an input line that cannot be used, which is
+                one unit whatever the samples.
+            samples: samples of each conversation.
         """
-        occurrence = self._seen.get(key, 0)
-        self._seen[key] = occurrence + 1
-        key = nth_key(key, occurrence)
-        if given_id is None:
-            return key, key.hex()[:16]
-        return key, self._names.choose(given_id, key)
+        if len(self._lately) >= self._units.may_wait:
+            values = np.fromiter(self._lately.values(), np.uint32) * _ONCE
+            self._units.add(*words_of(b"".join(self._lately)), values)
+            self._lately = {}
+        first, second = words_of(keys)
+        known = self._units.find(first, second)
+        times = self._count(keys, known)
+        listed = [keys[at : at + 16] for at in range(0, len(keys), 16)]
+        again = np.flatnonzero(times)
+        for n in again.tolist():
+            listed[n] = nth_key(listed[n], int(times[n]))
+        if len(again):
+            first, second = words_of(b"".join(listed))
+        ours = np.ones(len(listed), np.bool_)
+        if self.shard is not None:
+            ours[:] = [self.shard.holds(key) for key in listed]
 
-    def wants(self, key: bytes) -> bool:
-        """Whether a key that `identify` gave is in the part of the input that the run is to hold."""
-        return self.shard is None or self.shard.holds(key)
+        turn_counts = np.maximum(np.asarray(turns, np.int64), 1)
+        unit_counts = np.where(np.asarray(turns) > 0, turn_counts * samples, 1)
+        ends = np.cumsum(unit_counts)
+        starts = ends - unit_counts
+        row = np.repeat(np.arange(len(listed)), unit_counts)
+        sample, turn = np.divmod(np.arange(len(row)) - starts[row], turn_counts[row])
+        if len(row) > len(listed) or len(again):
+            known = self._units.find(first[row], second[row] ^ _fold(sample, turn))
+        statuses = np.zeros(len(row), np.uint8)
+        there = known >= 0
+        statuses[there] = self._units.values[known[there]] % _ONCE
+        to_name = ~ours
+        to_name[row[statuses == OPEN]] = True
+        return Met(
+            keys=listed,
+            ours=ours.tolist(),
+            statuses=statuses.tobytes(),
+            bounds=[0, *ends.tolist()],
+            count=np.bincount(statuses[ours[row]], minlength=4).tolist(),
+            to_name=np.flatnonzero(to_name).tolist(),
+        )
+
+    def name(self, wanted: Sequence[tuple[str | None, bytes]]) -> list[str]:
+        """The names by which conversations go, of their given ids and the keys of `meet`.
+
+        The name is the given id, or the beginning of the key; where another conversation has
+        that name already, the beginning of the key is added. To be asked for each conversation
+        once, in the input's order, but for those that hold all their units.
+        """
+        return self._names.choose(
+            [(key.hex()[:16] if given is None else given, key) for given, key in wanted]
+        )
+
+    def _count(self, keys: bytes, known: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How often each conversation was met before; counts this time."""
+        times = np.zeros(len(known), np.int64)
+        at = known[known >= 0]
+        values = self._units.values
+        if len(np.unique(at)) == len(at):
+            times[known >= 0] = values[at] // _ONCE
+            values[at] += _ONCE
+        else:
+            for n in np.flatnonzero(known >= 0).tolist():
+                times[n] = values[known[n]] // _ONCE
+                values[known[n]] += _ONCE
+        lately = self._lately
+        for n in np.flatnonzero(known < 0).tolist():
+            key = keys[16 * n : 16 * n + 16]
+            before = lately.get(key, 0)
+            lately[key] = before + 1
+            if before:
+                times[n] = before
+        return times
+
+
+def _fold(sample: NDArray[np.integer[Any]], turn: NDArray[np.integer[Any]]) -> Words:
+    """What makes a conversation's key that of a unit, by exclusive or with its second half."""
+    return sample.astype(np.uint64) << np.uint64(32) | turn.astype(np.uint64)
+
+
+def _int32s(column: Any) -> NDArray[np.int32]:
+    """A column of numbers. (Arrow's own `to_numpy` imports pandas where that is installed.)"""
+    data = np.frombuffer(column.buffers()[1], np.int32)
+    return data[column.offset : column.offset + len(column)]
+
+
+def _keys(path: Path, column: Any) -> bytes:
+    """A column of keys in hex digits as 16 bytes each."""
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    try:
+        keys = unhexlify(memoryview(data)[ends[0] : ends[-1]] if data else b"")
+    except ValueError as error:
+        raise DamagedRun(f"{path} holds a key that is none ({error})") from error
+    if len(keys) != 16 * len(column) or (np.diff(ends) != 32).any():
+        raise DamagedRun(f"{path} holds a key that does not have 32 digits")
+    return keys
+
+
+def _statuses(batch: Any) -> Values:
+    """The status of each stored row of a part."""
+    if "finish_reason" not in batch.schema.names:
+        return np.full(batch.num_rows, REFUSED, np.uint32)
+    statuses = np.full(batch.num_rows, GOOD, np.uint32)
+    for n, reason in enumerate(batch.column("finish_reason").to_pylist()):
+        if reason == "length" and "eos_at_cap" not in (batch.column("marks")[n].as_py() or ()):
+            statuses[n] = TRUNCATED
+    return statuses

@@ -31,7 +31,9 @@ PARTIALS = "partials"
 """Cut answers that wait to be continued."""
 STATUS = "status.json"
 """How the capture that writes the run stands; see `eyas.status`."""
-_OURS = {*FOLDERS, PARTIALS, "archive", CONFIG, STATUS}
+INPUT = "input"
+"""What rows were found in the input files; see `eyas.readers.memory`."""
+_OURS = {*FOLDERS, PARTIALS, INPUT, "archive", CONFIG, STATUS}
 
 
 class Run:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from eyas.findings import Findings, Verdict
 from eyas.readers import PromptReader
-from eyas.readers.files import STDIN, UNREADABLE, Damage, read_rows
+from eyas.readers.blocks import read_rows
+from eyas.readers.files import STDIN, UNREADABLE, Damage
 from eyas.tokens import ChatTemplate, Profile, Tokenizer
 from eyas.verify.drift import Drift
 from eyas.verify.faults import FAULTS, TOPICS, FileReport, Seen, Tally
