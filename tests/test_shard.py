@@ -13,11 +13,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eyas import ChatTemplate, Profile, PromptReader, Tokenizer
+from eyas import ChatTemplate, PromptReader, Tokenizer
 from eyas.config import make_config
 from eyas.errors import ConfigError
 from eyas.feed import Feed
 from eyas.merge import merge_runs
+from eyas.modes import open_modes
 from eyas.prompting import Prompting
 from eyas.shard import Shard
 from eyas.store import Ledger, Manifest, Run, prepare_directory
@@ -42,9 +43,10 @@ LINES = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def desk(tokenizer: Tokenizer, template: ChatTemplate, profile: Profile) -> dict[str, Any]:
+def desk(tokenizer: Tokenizer, template: ChatTemplate) -> dict[str, Any]:
     """What a feed needs besides the input."""
-    return {"prompting": Prompting(tokenizer, template, profile),
+    modes, profile = open_modes(tokenizer, template, [(1.0, {})])
+    return {"prompting": Prompting(tokenizer, modes, profile),
             "max_new_tokens": 8, "context_length": 4096}  # fmt: skip
 
 

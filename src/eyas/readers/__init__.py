@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -77,11 +77,11 @@ class Stretch:
         return len(self.turns) - self.turns.count(0)
 
     def up_to(self, conversations: int | None) -> Stretch:
-        """This stretch, or its beginning with so many conversations."""
-        if conversations is None or self.conversations <= conversations:
+        """This stretch, or where it has as many conversations, its beginning to the last of them."""
+        if conversations is None or self.conversations < conversations:
             return self
         good = (at for at, turns in enumerate(self.turns, 1) if turns)
-        end = next(islice(good, conversations - 1, None))
+        end = next(islice(chain((0,), good), conversations, None))
         return Stretch(self.keys[: 16 * end], self.turns[:end], lambda: self.items()[:end])
 
 
