@@ -7,6 +7,7 @@ refused keeps all ids that came.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from eyas.errors import RowFailed
 from eyas.feed import Feed, Job, trace_of
 from eyas.ids import as_list, as_row, pack
 from eyas.session import Session
+from eyas.tool_threads import After
 from eyas.trace import Rejected, Trace
 
 
@@ -34,6 +36,13 @@ class Answered:
     """The model ended the turn itself."""
     generation: Generation | None = None
     """The whole answer, its pieces joined."""
+    after: After | None = None
+    """What the answer means for a conversation with tools."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the conversation may have a next turn."""
+        return self.complete and (self.after is None or self.after.ended is None)
 
 
 class Answering:
@@ -96,7 +105,11 @@ class Answering:
                     so_far, logprobs = as_list(generation.output_ids), generation.logprobs or []
                     joints = [*joints, len(so_far)]
                     continue
-            return self._row(job, request, budget, generation, verdict, joints)
+            after = None
+            if verdict.complete and job.steps is not None:
+                ids = generation.output_ids
+                after = await asyncio.to_thread(self._feed.after, job, ids)
+            return self._row(job, request, budget, generation, verdict, joints, after)
 
     def _begun(self, job: Job) -> tuple[list[int], list[float]]:
         """The output of an earlier capture that is to be continued, as far as it may be."""
@@ -121,8 +134,9 @@ class Answering:
         generation: Generation,
         verdict: Verdict,
         joints: list[int],
+        after: After | None,
     ) -> Answered:
-        marks = [*job.marks, *verdict.marks]
+        marks = [*job.marks, *verdict.marks, *(after.marks if after is not None else ())]
         if verdict.refusal is None and not self._refused_marks.isdisjoint(marks):
             verdict.refusal = next(mark for mark in marks if mark in self._refused_marks)
             asked = "--on-length reject" if verdict.refusal == "truncated" else "--reject"
@@ -156,8 +170,12 @@ class Answering:
             finished_at=time.time(),
             **self._common,
         )
-        later = [] if verdict.complete else self._feed.refuse_later(job, "earlier_turn_truncated")
-        return Answered(trace, later, verdict.complete, generation)
+        later: list[Rejected] = []
+        if not verdict.complete:
+            later = self._feed.refuse_later(job, "earlier_turn_truncated")
+        elif after is not None and after.ended is not None:
+            later = self._feed.refuse_later(job, *after.ended)
+        return Answered(trace, later, verdict.complete, generation, after=after)
 
     def _failed(self, job: Job, request: Request, failed: RowFailed) -> Answered:
         rows = self._feed.refuse(job, failed.reason, str(failed))

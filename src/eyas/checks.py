@@ -54,8 +54,21 @@ MARKS: dict[str, str] = {
     "no_closer": "the reasoning has no closer, and the row is kept as --on-missing-closer says",
     "leading_assistant": "an assistant message before the first user message was dropped",
     "doubled_bos": "the prompt begins with two bos ids",
+    "tool_calls": "the answer calls tools",
+    "tool_call_unread": "the answer holds a call that cannot be read: the conversation ends there",
+    "tool_result_missing": "there is no result for a call of the answer: the conversation ends there",
+    "no_tool_call": "the answer calls no tool where the recorded one did",
+    "tool_result_nearest": "the prompt holds a result that was recorded for other arguments",
+    "tools_ignored": "the chat template shows no definitions of tools",
 }
 """Marks that a row can carry, with what each one means."""
+
+
+GIVEN_MARKS = frozenset(
+    ("control_text", "leading_assistant", "tool_calls", "tool_call_unread", "tool_result_missing",
+     "no_tool_call", "tool_result_nearest", "tools_ignored")
+)  # fmt: skip
+"""Marks that come from a row's conversation; the others the checks of its generation give."""
 
 
 @dataclass(slots=True)

@@ -114,6 +114,13 @@ class CaptureConfig(TargetConfig):
     """What becomes of an answer that its budget cut."""
     continue_to: int | None = Field(None, ge=1)
     """The budget up to which a cut answer is continued from its exact ids."""
+    tool_results: str = "stop"
+    """What becomes of a call without a recorded result: ``stop``, ``nearest``, ``command:CMD`` or
+    ``module:function``."""
+    tool_timeout: float = Field(60.0, gt=0)
+    """Seconds that a command or function has for one result."""
+    tool_rounds: int = Field(32, ge=1)
+    """The most answers in a row whose calls are answered."""
 
     @field_validator("shard", mode="before")
     @classmethod

@@ -11,19 +11,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from eyas.conversation import BadLine, Conversation, Message
-from eyas.ids import Ids, as_row, first_bad, pack
+from eyas.ids import Ids, as_list, as_row, first_bad, pack
 from eyas.modes import Mode
 from eyas.prompting import PROMPT_REASONS, Chat, Prompting, Refusal
 from eyas.readers import Stretch
-from eyas.store import OPEN, REFUSED, TRACES, TRUNCATED, Ledger, Run
+from eyas.store import CALLED, OPEN, REFUSED, TRACES, TRUNCATED, UNREADABLE, Ledger, Run
 from eyas.store.redo import Partials
+from eyas.tool_threads import TOOL_REASONS, After, Policy, after_answer, walk
+from eyas.tools.steps import NO_CALL, Steps
 from eyas.trace import Rejected, Trace
 
 BATCH = 64
@@ -31,6 +33,7 @@ BATCH = 64
 
 FEED_REASONS: dict[str, str] = {
     **PROMPT_REASONS,
+    **TOOL_REASONS,
     "empty_prompt": "the template renders nothing: the prompt holds no ids",
     "prompt_id_outside_vocabulary": "a ready-made prompt id is outside the vocabulary",
     "prompt_too_long": "the prompt leaves no room for an answer in the context",
@@ -38,7 +41,6 @@ FEED_REASONS: dict[str, str] = {
     "earlier_turn_rejected": "an earlier turn of the conversation was rejected",
 }
 """Why a unit is rejected before anything is sent."""
-_OPEN_TURN = bytes((OPEN,))
 _BLOCKED = {REFUSED: "earlier_turn_rejected", TRUNCATED: "earlier_turn_truncated"}
 """Why a turn cannot be asked, by the status of an earlier one."""
 
@@ -67,12 +69,33 @@ class Job:
     joints: list[int] = field(default_factory=list)
     statuses: bytes = b""
     """What the ledger holds of each turn."""
+    steps: Steps | None = None
+    """Where a thread of a conversation with tools stands; None without tools."""
+    stretch: list[Message] | None = None
+    """This turn's own messages, where they are not those that the input has for it."""
+    tool_marks: list[str] = field(default_factory=list)
+    answered: list[int] | None = None
+    """The output that an earlier capture stored for this turn: the next one is to be asked."""
+    counted: bool = False
+    """Whether the next turn was counted already, though the input does not know it."""
 
     @property
     def goes_on(self) -> bool:
-        """Whether a next turn is to be generated. It is there already where an earlier one was
-        lost with its part."""
-        return self.statuses[self.turn + 1 : self.turn + 2] == _OPEN_TURN
+        """Whether a next turn is to be generated, as far as is known without the answer. It is
+        there already where an earlier one was lost with its part."""
+        known = self.turn + 1 < len(self.statuses)
+        return self.is_open(self.turn + 1) and (known or self.steps is not None)
+
+    @property
+    def left(self) -> int:
+        """How many turns of the input come after this one."""
+        if self.steps is not None:
+            return self.steps.left
+        return self.conversation.n_turns - self.turn - 1
+
+    def is_open(self, turn: int) -> bool:
+        """Whether the ledger has no row of a turn."""
+        return turn >= len(self.statuses) or self.statuses[turn] == OPEN
 
     @property
     def id(self) -> str:
@@ -81,10 +104,18 @@ class Job:
     @property
     def marks(self) -> list[str]:
         """Marks that come from the input."""
-        marks = list(self.conversation.marks)
+        marks = [*self.conversation.marks, *self.tool_marks]
         if self.control_text:
             marks.append("control_text")
         return marks
+
+
+class NextTurn(NamedTuple):
+    """What came of moving a job on."""
+
+    refused: list[Rejected]
+    asked: bool
+    """Whether the job stands at a turn that can be asked."""
 
 
 @dataclass(slots=True)
@@ -113,6 +144,8 @@ class Feed:
         limit: int | None = None,
         common: dict[str, Any] | None = None,
         partials: Partials | None = None,
+        policy: Policy | None = None,
+        on_tools: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare a pass over the input.
 
@@ -122,6 +155,8 @@ class Feed:
             prompting: what makes prompts of messages and messages of answers.
             common: columns that all refused rows share (``sampling``).
             partials: cut answers of earlier captures, to be continued from their ids.
+            policy: what becomes of calls without a recorded result.
+            on_tools: called before the first conversation with tools is handed out.
         """
         self.counts = Counts()
         self._stretches = iter(stretches)
@@ -135,6 +170,8 @@ class Feed:
         self._limit = limit
         self._common = common or {}
         self._partials = partials
+        self._policy = policy or Policy()
+        self._on_tools: Callable[[], None] | None = on_tools
         self._taken = 0
         self._waiting: deque[Job] = deque()
         self._reading = threading.Lock()
@@ -151,10 +188,11 @@ class Feed:
             refused = [] if self._waiting else self._meet_next()
             waiting = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
         self._recall([job for job in waiting if job.turn])
+        jobs = [job for job in waiting if job.answered is not None]
+        waiting = [job for job in waiting if job.answered is None]
         rendered = iter(self._prompting.prompts(
             self._chat(job) for job in waiting if job.conversation.prompt_ids is None
         ))  # fmt: skip
-        jobs = []
         for job in waiting:
             ready_made = job.conversation.prompt_ids
             fault = self._fit(job, next(rendered) if ready_made is None else ready_made)
@@ -164,15 +202,79 @@ class Feed:
                 jobs.append(job)
         return jobs, refused
 
-    def next_turn(self, job: Job, output_ids: Sequence[int]) -> list[Rejected]:
+    def next_turn(
+        self,
+        job: Job,
+        output_ids: Sequence[int],
+        after: After | None = None,
+        produced: Sequence[str] = (),
+    ) -> NextTurn:
         """Move a job on to its next turn, with the answer that it just got.
 
-        Returns the refused rows if the next turn cannot be asked, else nothing.
+        In a conversation with tools `after` is what `after` gave for the answer, and `produced`
+        are the results of its calls that were not recorded.
         """
-        answer = self._prompting.take_apart(job.prompt_ids, output_ids)
+        passed: list[Rejected] = []
+        if job.steps is None or after is None:
+            answer = self._prompting.take_apart(job.prompt_ids, output_ids)
+            job.turn += 1
+        else:
+            answer = after.answer.message
+            if after.ended is not None:
+                return NextTurn(self.refuse_later(job, *after.ended), False)
+            passed, job.stretch = self._step(job, job.steps, after, produced)
+            if job.stretch is None:
+                return NextTurn(passed, False)
         job.history = [*(job.messages or ()), answer]
+        refused = self._fit(job, self._prompting.prompt(self._chat(job)))
+        return NextTurn([*passed, *refused], not refused)
+
+    def after(self, job: Job, output_ids: Sequence[int]) -> After:
+        """What an answer in a conversation with tools means for its thread."""
+        use = job.conversation.tool_use
+        assert job.steps is not None and use is not None
+        prompt_ids, ids = as_list(job.prompt_ids), as_list(output_ids)
+        answer = self._prompting.take_calls(prompt_ids, ids, use.tools)
+        return after_answer(answer, job.steps, self._policy)
+
+    def no_result(self, job: Job, detail: str) -> list[Rejected]:
+        """The refused rows of a thread whose calls got no result."""
+        assert job.steps is not None
+        self._begin_turn(job, job.steps)
+        job.steps.answered((), ())
         job.turn += 1
-        return self._fit(job, self._prompting.prompt(self._chat(job)))
+        row = self.refused_row(job, job.turn, "tool_failed", detail)
+        return [row, *self.refuse_later(job, "earlier_turn_rejected")]
+
+    def _step(
+        self, job: Job, steps: Steps, after: After, produced: Sequence[str]
+    ) -> tuple[list[Rejected], list[Message] | None]:
+        """Take a thread's next step: refused rows of turns that are passed over, and the messages
+        of the next one (None where there is none)."""
+        if after.found is None:
+            turns = range(job.turn + 1, job.turn + 1 + steps.passed_over())
+            job.turn += len(turns)
+            detail = f"{TOOL_REASONS[NO_CALL]}: {job.id}"
+            passed = [
+                self.refused_row(job, turn, NO_CALL, detail) for turn in turns if job.is_open(turn)
+            ]
+            stretch = steps.spoken()
+            job.turn += stretch is not None
+            return passed, stretch
+        more = iter(produced)
+        results = [next(more) if result is None else result for result in after.found.results]
+        if after.found.guessed and "tool_result_nearest" not in job.tool_marks:
+            job.tool_marks.append("tool_result_nearest")
+        self._begin_turn(job, steps)
+        job.turn += 1
+        return [], steps.answered(after.answer.calls, results)
+
+    def _begin_turn(self, job: Job, steps: Steps) -> None:
+        """Count a turn that answers calls, if the input does not know it."""
+        if not steps.recorded_results and not job.counted:
+            with self._reading:
+                self.counts.input += 1
+        job.counted = False
 
     def count_rest(self, *, seconds: float) -> bool:
         """Read on without preparing anything, only to count; False if time ran out."""
@@ -194,13 +296,13 @@ class Feed:
         row.prompt_ids = as_row(job.prompt_ids) if job.prompt_ids else None
         return [row, *self.refuse_later(job, later)]
 
-    def refuse_later(self, job: Job, reason: str) -> list[Rejected]:
+    def refuse_later(self, job: Job, reason: str, detail: str = "") -> list[Rejected]:
         """Refused rows for the turns after a job's own."""
-        detail = f"{FEED_REASONS[reason]}: {job.id}"
+        said = f"{FEED_REASONS[reason]}: {job.id}" + (f": {detail}" if detail else "")
         return [
-            self.refused_row(job, turn, reason, detail)
-            for turn in range(job.turn + 1, job.conversation.n_turns)
-            if job.statuses[turn] == OPEN
+            self.refused_row(job, turn, reason, said)
+            for turn in range(job.turn + 1, job.turn + 1 + job.left)
+            if job.is_open(turn)
         ]
 
     def refused_row(self, job: Job, turn: int, reason: str, detail: str) -> Rejected:
@@ -230,11 +332,7 @@ class Feed:
         if stretch is None:
             return []
         met = self._ledger.meet(stretch.keys, stretch.turns, self._samples)
-        _, good, cut, refused = met.count
-        self.counts.input += sum(met.count)
-        self.counts.done += good + cut
-        self.counts.truncated += cut
-        self.counts.rejected += refused
+        self._count(met.count)
         if not met.to_name:
             return []
         items = stretch.items()
@@ -254,8 +352,16 @@ class Feed:
                     job = Job(item, met.keys[at], name, sample, 0, mode)
                     begin = met.bounds[at] + sample * item.n_turns
                     job.statuses = met.statuses[begin : begin + item.n_turns]
-                    rows += self._meet_thread(job)
+                    meet = self._meet_thread if item.tool_use is None else self._meet_tool_thread
+                    rows += meet(job)
         return rows
+
+    def _count(self, units: Sequence[int]) -> None:
+        """Count units of the input: how many have each status."""
+        self.counts.input += sum(units)
+        self.counts.done += sum(units) - units[OPEN] - units[REFUSED]
+        self.counts.truncated += units[TRUNCATED]
+        self.counts.rejected += units[REFUSED]
 
     def _next_stretch(self) -> Stretch | None:
         """What is read next, up to the limit; None at the end."""
@@ -300,29 +406,68 @@ class Feed:
         self._waiting.append(job)
         return []
 
+    def _meet_tool_thread(self, job: Job) -> list[Rejected]:
+        """`_meet_thread` of a conversation with tools, which may have more units than turns."""
+        if self._on_tools is not None:
+            self._on_tools()
+            self._on_tools = None
+        recorded = len(job.statuses)
+        if CALLED in job.statuses:
+            job.statuses += self._ledger.more(job.key, job.sample, recorded)
+        found = walk(job.conversation, job.statuses)
+        more = found.statuses[recorded:]
+        self._count([more.count(status) for status in range(UNREADABLE + 1)])
+        job.steps, job.turn, job.statuses = (
+            Steps(job.conversation),
+            found.turn,
+            bytes(found.statuses),
+        )
+        if found.blocked is not None:
+            job.steps.next = found.next
+            return self.refuse_later(job, found.blocked)
+        if found.open:
+            job.counted = found.extra
+            self._waiting.append(job)
+        return []
+
     def _recall(self, jobs: list[Job]) -> None:
         """Give unfinished conversations the answers that earlier captures stored."""
         wanted = {(job.key.hex(), job.sample, turn) for job in jobs for turn in range(job.turn)}
         if not wanted:
             return
-        found: dict[tuple[str, int, int], Message] = {}
+        found: dict[tuple[str, int, int], dict[str, Any]] = {}
         columns = ["key", "sample", "turn", "prompt_ids", "output_ids"]
+        if any(job.steps is not None for job in jobs):
+            columns += ["messages", "marks"]
         for record in self._run.search(TRACES, "key", {key for key, _, _ in wanted}, columns):
             unit = (record["key"], record["sample"], record["turn"])
             if unit in wanted:
-                found[unit] = self._prompting.take_apart(record["prompt_ids"], record["output_ids"])
+                found[unit] = record
         for job in jobs:
+            thread = (job.key.hex(), job.sample)
+            if job.steps is not None:
+                last = max(turn for turn in range(job.turn) if (*thread, turn) in found)
+                _resume(job, job.steps, found[*thread, last])
+                continue
             for turn in range(job.turn):
-                answer = found[job.key.hex(), job.sample, turn]
+                record = found[*thread, turn]
+                answer = self._prompting.take_apart(record["prompt_ids"], record["output_ids"])
                 job.history += [*job.conversation.turns[turn], answer]
 
     def _chat(self, job: Job) -> Chat:
         """What a job's prompt is made of."""
-        stretch = job.conversation.turns[job.turn]
+        stretch = job.stretch
+        if stretch is None:
+            stretch = job.conversation.turns[job.turn]
         job.messages = [*job.history, *stretch]
         job.prompt_ids = []
         use = job.conversation.tool_use
-        chat = Chat(job.messages, None if use is None else use.tools, job.mode)
+        tools = None if use is None else use.tools
+        if tools is not None and "tools_ignored" not in job.tool_marks:
+            form = self._prompting.tool_form
+            if form is not None and not form.shows_tools:
+                job.tool_marks.append("tools_ignored")
+        chat = Chat(job.messages, tools, job.mode)
         job.control_text = self._prompting.has_control_text(chat)
         return chat
 
@@ -368,6 +513,16 @@ class Feed:
             job.before = row["output_ids"]
             job.before_logprobs = row["logprobs"] or []
             job.joints = row["joints"] or []
+
+
+def _resume(job: Job, steps: Steps, record: dict[str, Any]) -> None:
+    """Put a thread with tools back to its last stored answer, from where it is to go on."""
+    job.turn = record["turn"]
+    job.messages = orjson.loads(record["messages"])
+    job.prompt_ids, job.answered = record["prompt_ids"], record["output_ids"]
+    steps.replay([*(job.messages or ()), {"role": "assistant"}])
+    if "tool_result_nearest" in (record["marks"] or ()):
+        job.tool_marks.append("tool_result_nearest")
 
 
 def metadata_json(conversation: Conversation) -> str:

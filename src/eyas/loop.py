@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,7 +23,6 @@ import orjson
 
 from eyas.answering import Answering
 from eyas.config import CaptureConfig
-from eyas.engines import Generation
 from eyas.engines.pool import Pool
 from eyas.engines.server import Server
 from eyas.errors import EXIT_INTERRUPTED, EyasError
@@ -33,6 +32,9 @@ from eyas.fleet import Fleet
 from eyas.progress import Progress, ServerProgress, Summary
 from eyas.session import Session, open_session
 from eyas.store.redo import Redo
+from eyas.tool_threads import After, Policy
+from eyas.tools.results import request_for
+from eyas.tools.sources import NEAREST, NoResult
 from eyas.trace import Rejected
 
 _COUNT_REST_S = 10.0
@@ -151,6 +153,12 @@ class _Loop:
             limit=config.limit,
             common=self._common,
             partials=session.partials,
+            policy=Policy(
+                nearest=config.tool_results == NEAREST,
+                produces=session.tool_source is not None,
+                rounds=config.tool_rounds,
+            ),
+            on_tools=session.learn_tools,
         )
         self._answering = Answering(session, self._pool, self._feed, self._common)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-feed")
@@ -267,6 +275,8 @@ class _Loop:
         try:
             while (job := await self._queue.get()) is not None:
                 near: str | None = None
+                if job.answered is not None and not await self._next_turn(job, job.answered):
+                    continue
                 while (near := await self._one_turn(job, near)) is not None:
                     pass
                 while self._writer.backlog > _BACKLOG:
@@ -295,18 +305,52 @@ class _Loop:
         progress.truncated += not answered.complete
         self._modes[trace.template_kwargs] += 1
         self._put(answered.refused, trace)
-        if not (job.goes_on and answered.complete and await self._next_turn(job, generation)):
+        ids, after = generation.output_ids, answered.after
+        if not (job.goes_on and answered.goes_on and await self._next_turn(job, ids, after)):
             return None
         return generation.server
 
-    async def _next_turn(self, job: Job, generation: Generation) -> bool:
-        """Render a conversation's next turn on the answer it got, on a thread."""
+    async def _next_turn(
+        self, job: Job, output_ids: Sequence[int], after: After | None = None
+    ) -> bool:
+        """Move a conversation on to its next turn, which is rendered on a thread.
+
+        Returns whether there is one that can be asked.
+        """
         loop = asyncio.get_running_loop()
-        refused = await loop.run_in_executor(
-            self._threads, self._feed.next_turn, job, generation.output_ids
-        )
-        self._put(refused)
-        return not refused
+        run = partial(loop.run_in_executor, self._threads)
+        if job.steps is not None and after is None:  # an earlier capture stored the answer
+            after = await run(self._feed.after, job, output_ids)
+            job.answered = None
+        produced: list[str] = []
+        if after is not None and after.ended is None:
+            try:
+                produced = await self._produce(job, after)
+            except NoResult as problem:
+                self._put(self._feed.no_result(job, str(problem)))
+                return False
+        turn = await run(self._feed.next_turn, job, output_ids, after, produced)
+        self._put(turn.refused)
+        return turn.asked
+
+    async def _produce(self, job: Job, after: After) -> list[str]:
+        """Results of an answer's calls that were not recorded. Raises `NoResult`."""
+        source = self._session.tool_source
+        if source is None or after.found is None:
+            return []
+        calls = zip(after.answer.calls, after.found.results, strict=True)
+        requests = [
+            request_for(
+                call,
+                conversation_id=job.name,
+                sample=job.sample,
+                turn=job.turn,
+                metadata=job.conversation.metadata,
+            )
+            for call, result in calls
+            if result is None
+        ]
+        return list(await asyncio.gather(*map(source.result, requests)))
 
     def _put(self, refused: list[Rejected], *traces: object) -> None:
         for row in refused:

@@ -144,6 +144,7 @@ def _common_fingerprint(paths: list[Path], manifests: list[Manifest]) -> dict[st
 
     Where only answers name the weights, a run that got none does not know them.
     """
+    manifests = _with_tools(manifests)
     names = "weight_version"
     knowing = [m.fingerprint.get(names) for m in manifests if m.fingerprint.get(names) is not None]
     first = manifests[0]
@@ -160,6 +161,15 @@ def _common_fingerprint(paths: list[Path], manifests: list[Manifest]) -> dict[st
                 f"({'; '.join(differing)}). Only runs of one configuration can be joined."
             )
     return first.fingerprint
+
+
+def _with_tools(manifests: list[Manifest]) -> list[Manifest]:
+    """The manifests, those of runs without conversations with tools as if they had the others'."""
+    known = [m.fingerprint["tools"] for m in manifests if "tools" in m.fingerprint]
+    return [
+        m.model_copy(update={"fingerprint": {"tools": known[0], **m.fingerprint}}) if known else m
+        for m in manifests
+    ]
 
 
 @contextmanager

@@ -14,16 +14,28 @@ from typing import Any, NamedTuple
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
 from eyas.modes import Mode, Modes
-from eyas.tokens import Profile, Tokenizer
+from eyas.tokens import ChatTemplate, Profile, Tokenizer
 from eyas.tokens.control_text import CannotEscape, control_strings, escape, given_text
+from eyas.tools.answers import Answer, with_calls
+from eyas.tools.form import ToolForm, tool_form
+from eyas.tools.packaged import EXTRA, typescript
 
 PROMPT_REASONS: dict[str, str] = {
     "template_refused": "the chat template refuses the conversation",
     "no_chat_template": "the row holds messages, and the tokenizer has no chat template",
     "control_text": "the given text holds control strings, which --control-text refuses, or "
     "cannot be escaped",
+    "tools_unwritten": "the chat template wants tools as the model's own code writes them",
 }
 """Why no prompt can be made of messages."""
+
+
+_TYPESCRIPT = "tools_ts_str"
+"""What Kimi-K2.5's template reads: its tokenizer's code gives it the tools as TypeScript."""
+
+
+class _Unwritten(Exception):
+    """Nothing at hand writes the tools as the template wants them."""
 
 
 class Refusal(NamedTuple):
@@ -80,6 +92,27 @@ class Prompting:
             message["reasoning_content"] = reading.reasoning
         return message
 
+    def take_calls(
+        self,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        tools: list[dict[str, Any]] | None,
+    ) -> Answer:
+        """`take_apart` of an answer that may call tools."""
+        plain = self.take_apart(prompt_ids, output_ids)
+        template = self.modes.each[0].template
+        if template is None:
+            return Answer(plain)
+        return with_calls(
+            plain, self.tokenizer, template, self.profile, prompt_ids, output_ids, tools
+        )
+
+    @property
+    def tool_form(self) -> ToolForm | None:
+        """How the template writes calls and what reads them; None without a template."""
+        template = self.modes.each[0].template
+        return None if template is None else tool_form(self.tokenizer, template, self.profile)
+
     def _render(self, chat: Chat) -> str | list[int] | Refusal:
         """The prompt as text, or as ids where its control text is escaped."""
         template = (chat.mode or self.modes.each[0]).template
@@ -87,23 +120,39 @@ class Prompting:
             return Refusal("no_chat_template", PROMPT_REASONS["no_chat_template"])
         try:
             if self.control_text == "allow":
-                return template.render(chat.messages, tools=chat.tools)
+                return self._written(template, chat.messages, chat.tools)
             if self.control_text == "refuse":
                 if held := self._held(chat):
                     return Refusal("control_text", f"{held} (--control-text refuse)")
-                return template.render(chat.messages, tools=chat.tools)
+                return self._written(template, chat.messages, chat.tools)
             if not control_strings(self.tokenizer, [*chat.messages, chat.tools]):
-                return template.render(chat.messages, tools=chat.tools)
+                return self._written(template, chat.messages, chat.tools)
             return escape(
                 self.tokenizer,
-                lambda messages, tools: template.render(messages, tools=tools),
+                lambda messages, tools: self._written(template, messages, tools),
                 chat.messages,
                 chat.tools,
             )
+        except _Unwritten:
+            reason = "tools_unwritten"
+            return Refusal(reason, f"{PROMPT_REASONS[reason]} (as TypeScript); {EXTRA} knows how")
         except CannotEscape as error:
             return Refusal("control_text", f"{self._held(chat)}, and cannot be escaped: {error}")
         except TemplateRefusal as error:
             return Refusal("template_refused", str(error))
+
+    def _written(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None,
+    ) -> str:
+        more: dict[str, Any] = {}
+        if tools and _TYPESCRIPT in template.reads:
+            more[_TYPESCRIPT] = typescript(self.tokenizer, tools)
+            if more[_TYPESCRIPT] is None:
+                raise _Unwritten
+        return template.render(messages, tools=tools, **more)
 
     def _held(self, chat: Chat) -> str:
         """Where the first control string stands, in words; "" where there is none."""

@@ -8,9 +8,10 @@ earlier process left in its journal is sealed.
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from eyas.store.files import write_bytes
 from eyas.store.redo import Partials, Redo, put_aside, put_partials_away
 from eyas.store.run import INPUT
 from eyas.target import Target, open_target
+from eyas.tools.sources import Source, open_source
 
 _MOST = 16384
 _OTHER_FILES = 64
@@ -67,6 +69,9 @@ class Session:
     """Cut answers of earlier captures that are continued."""
     continued: bool
     """Whether the run held rows of an earlier capture."""
+    tool_source: Source | None = None
+    """What gives results to calls that have no recorded one."""
+    _learning: threading.Lock = field(default_factory=threading.Lock)
 
     def close_writer(self) -> EyasError | None:
         """Make every row durable and seal it; returns what kept it from that."""
@@ -91,8 +96,17 @@ class Session:
 
     def learn_weights(self, version: str) -> None:
         """Record the weights that only answers name, before a row of them is stored."""
-        self.run.manifest.fingerprint["weight_version"] = version
-        self.run.manifest.save(self.run.path)
+        with self._learning:
+            self.run.manifest.fingerprint["weight_version"] = version
+            self.run.manifest.save(self.run.path)
+
+    def learn_tools(self) -> None:
+        """Record how calls are read and answered, before the first row with tools is asked for."""
+        entry = _tools_entry(self.config, self.prompting)
+        with self._learning:
+            if "tools" not in self.run.manifest.fingerprint:
+                self.run.manifest.fingerprint["tools"] = entry
+                self.run.manifest.save(self.run.path)
 
     async def close(self) -> None:
         """Release the run. Safe to call twice."""
@@ -126,6 +140,7 @@ async def open_session(
     out = Path(config.out)
     reader = PromptReader(config.prompts, column=config.column, system=config.system)
     earlier = Manifest.load(out) if is_run(out) else None
+    source = open_source(config.tool_results, config.tool_timeout)
     target = await open_target(
         config,
         say=say,
@@ -139,10 +154,13 @@ async def open_session(
                 "penalty: it would begin anew at each joint. Use --on-length keep."
             )
         if earlier is not None and not archive:
-            earlier.refuse_other(out, _fingerprint(config, target), config.max_new_tokens)
+            fingerprint = _fingerprint(config, target, earlier)
+            earlier.refuse_other(out, fingerprint, config.max_new_tokens)
         looked_through = PromptReader(config.prompts, column=config.column, system=config.system)
         learnt = await require_probe(target, on_finding, looked_through) if probe else {}
-        return _open_run(config, archive, say, reader, target, learnt, redo)
+        session = _open_run(config, archive, say, reader, target, learnt, redo)
+        session.tool_source = source
+        return session
     except BaseException:
         await target.close()
         raise
@@ -157,7 +175,6 @@ def _open_run(
     learnt: dict[str, Any],
     redo: Redo | None,
 ) -> Session:
-    fingerprint = _fingerprint(config, target)
     template = target.template
     out = Path(config.out)
     prepare_directory(out)
@@ -167,6 +184,7 @@ def _open_run(
         if config.shard is not None:
             say(f"shard     {config.shard} of the input, by what its conversations hold")
         manifest = Manifest.load(out) if is_run(out) else None
+        fingerprint = _fingerprint(config, target, manifest)
         if manifest is not None:
             try:
                 manifest.refuse_other(out, fingerprint, config.max_new_tokens)
@@ -176,6 +194,7 @@ def _open_run(
                 say(f"the rows of another configuration were put aside: {archive(out)}")
                 prepare_directory(out)
                 manifest = None
+                fingerprint.pop("tools", None)
         continued = manifest is not None
         if redo is not None and manifest is not None:
             config = _put_aside(config, manifest, out, redo, say)
@@ -209,9 +228,7 @@ def _open_run(
             config=config,
             reader=reader,
             target=target,
-            prompting=Prompting(
-                target.tokenizer, target.modes, target.profile, config.control_text
-            ),
+            prompting=_prompting(config, target),
             most_requests=_most_requests(config, say),
             run=run,
             ledger=Ledger.load(out, Shard.parse(config.shard) if config.shard else None),
@@ -270,10 +287,17 @@ def _resolved(config: CaptureConfig, target: Target) -> CaptureConfig:
     return config.model_copy(update=update)
 
 
-def _fingerprint(config: CaptureConfig, target: Target) -> dict[str, Any]:
-    """What must be equal for rows to belong into one run."""
+def _fingerprint(config: CaptureConfig, target: Target, earlier: Manifest | None) -> dict[str, Any]:
+    """What must be equal for rows to belong into one run.
+
+    How calls of tools are read and answered is in it once a run has conversations with tools.
+    """
     template = target.template
+    more: dict[str, Any] = {}
+    if earlier is not None and "tools" in earlier.fingerprint:
+        more["tools"] = _tools_entry(config, _prompting(config, target))
     return {
+        **more,
         "target": target.info.model,
         "weight_version": target.info.weight_version,
         "tokenizer_files": target.tokenizer.files_hash,
@@ -285,6 +309,18 @@ def _fingerprint(config: CaptureConfig, target: Target) -> dict[str, Any]:
         "date": template.date.isoformat() if template and template.shows_date else None,
         **target.sampling.as_dict(),
         "seed": config.seed,
+    }
+
+
+def _prompting(config: CaptureConfig, target: Target) -> Prompting:
+    return Prompting(target.tokenizer, target.modes, target.profile, config.control_text)
+
+
+def _tools_entry(config: CaptureConfig, prompting: Prompting) -> dict[str, Any]:
+    form = prompting.tool_form
+    return {
+        "reader": None if form is None else form.reader_name,
+        "results": config.tool_results,
     }
 
 

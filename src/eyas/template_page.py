@@ -16,11 +16,13 @@ from typing import Any
 from eyas.conversation import Message
 from eyas.errors import InputError, TemplateRefusal
 from eyas.findings import Findings
+from eyas.probe.calls import look_at_calls
 from eyas.probe.facts import look_at_class, look_at_end, look_at_history, look_at_rendering
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.facts import TemplateFacts, template_facts
 from eyas.tokens.stand_in import stand_in
 from eyas.tokens.template_files import TemplateText, read_template_file
+from eyas.tools.form import tool_form
 
 _VOCABULARIES = ("tokenizer.json", "tiktoken.model")
 
@@ -81,6 +83,8 @@ class TemplatePage:
         look_at_history(findings, self.facts)
         look_at_rendering(findings, self.tokenizer, self.template, self.facts, own_tokenizer=own)
         look_at_end(findings, self.tokenizer, self.facts)
+        if own:
+            look_at_calls(findings, tool_form(self.tokenizer, self.template, self.profile))
 
     def render(self, scene: Scene) -> Rendering:
         """Render a conversation; a refusal is in the template's own words."""

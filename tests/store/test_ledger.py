@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from eyas.conversation import digest, nth_key, row_key
 from eyas.errors import DamagedRun
 from eyas.shard import Shard
-from eyas.store import GOOD, OPEN, REFUSED, TRUNCATED, Ledger
+from eyas.store import GOOD, OPEN, REFUSED, TRUNCATED, UNREADABLE, Ledger
 from eyas.store.journal import Segment, encode_line
 from eyas.store.names import Names
 from eyas.store.parts import TRACES, seal
@@ -123,7 +123,7 @@ def test_it_does_what_dicts_do(
                 bounds = zip(met.bounds, met.bounds[1:], strict=False)
                 assert [list(met.statuses[a:b]) for a, b in bounds] == expected
                 flat = list(chain.from_iterable(expected))
-                assert met.count == [flat.count(status) for status in range(4)]
+                assert met.count == [flat.count(status) for status in range(UNREADABLE + 1)]
                 assert met.to_name == [n for n, units in enumerate(expected) if OPEN in units]
                 asked = [(some[n][1], keys[n]) for n in met.to_name]
                 names = ledger.name(asked)

@@ -75,6 +75,17 @@ def command(
     continue_to: int = typer.Option(
         None, help="The greater budget up to which --on-length continue goes on."
     ),
+    tool_results: str = typer.Option(
+        None,
+        help="For a tool call without a recorded result: stop (the conversation ends), nearest "
+        "(the recorded arguments most like it), command:CMD or module:function.  [default: stop]",
+    ),
+    tool_timeout: float = typer.Option(
+        None, help="Seconds that command or function have for one result.  [default: 60]"
+    ),
+    tool_rounds: int = typer.Option(
+        None, help="The most answers in a row whose tool calls are answered.  [default: 32]"
+    ),
     tries: options.Tries = None,
     give_up_after: options.GiveUpAfter = None,
     config: options.ConfigFile = None,

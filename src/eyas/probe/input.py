@@ -1,4 +1,4 @@
-"""What in the input a capture would treat in a way of its own: control strings in its text.
+"""What in the input a capture would treat in a way of its own: control strings, tools.
 
 Invariant: a bounded look, and it says how far it went; nothing is sent for it.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from eyas.checks import first_difference
 from eyas.conversation import BadLine, Conversation
 from eyas.findings import Findings
+from eyas.probe.calls import look_at_calls
 from eyas.prompting import Chat, Prompting, Refusal
 from eyas.readers import PromptReader
 from eyas.target import Target
@@ -36,10 +37,13 @@ class Held(NamedTuple):
     """Each string and how many rows hold it."""
     first: Conversation | None
     """The first such row."""
+    with_tools: int
+    """Rows with tools, or with recorded results of tools."""
 
 
 def look_at_input(target: Target, findings: Findings, prompts: PromptReader) -> None:
-    """How many rows hold control strings, and what each policy would do to one of them."""
+    """How many rows hold control strings, and what each policy would do to one of them; how calls of
+    tools are read, where rows have tools."""
     if target.template is None:
         return
     if not prompts.rereadable:
@@ -52,6 +56,10 @@ def look_at_input(target: Target, findings: Findings, prompts: PromptReader) -> 
         return
     held = find_control_text(target, prompts)
     of = f"of the first {held.rows:,} rows"
+    if held.with_tools:
+        form = Prompting(target.tokenizer, target.modes, target.profile).tool_form
+        if form is not None:
+            look_at_calls(findings, form, f"{held.with_tools:,} {of} have tools")
     policy = target.config.control_text
     if held.first is None:
         findings.add("control_text", "ok", f"none {of} holds control strings in its text")
@@ -80,22 +88,25 @@ def find_control_text(
     seconds: float = SECONDS,
 ) -> Held:  # fmt: skip
     """Look through the beginning of an input."""
-    seen = touched = 0
+    seen = touched = with_tools = 0
     strings: Counter[str] = Counter()
     first: Conversation | None = None
     deadline = time.monotonic() + seconds
     for item in islice(items, rows):
         seen += 1
         if isinstance(item, Conversation) and item.prompt_ids is None:
-            tools = None if item.tool_use is None else item.tool_use.tools
-            found = control_strings(target.tokenizer, [*item.turns, tools])
+            use = item.tool_use
+            with_tools += use is not None
+            results = () if use is None else chain.from_iterable(use.results.values())
+            brought = [None if use is None else use.tools, *(r.content for r in results)]
+            found = control_strings(target.tokenizer, [*item.turns, *brought])
             if found:
                 touched += 1
                 strings.update(set(found))
                 first = first or item
         if time.monotonic() > deadline:
             break
-    return Held(seen, touched, strings, first)
+    return Held(seen, touched, strings, first, with_tools)
 
 
 def _prompt(target: Target, item: Conversation, policy: str) -> list[int] | Refusal:

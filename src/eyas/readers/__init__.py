@@ -202,8 +202,6 @@ class PromptReader:
             item = to_conversation(
                 value, column=self._column, system=self._system, source=source, line=line
             )
-            if item.tool_use is not None and item.tool_use.results:
-                raise Refused("tools_unsupported", "results of tools are not supported yet")
         except Refused as refused:
             return _bad_line(refused, value, raw, source, line)
         return item

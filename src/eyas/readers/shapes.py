@@ -40,7 +40,6 @@ REASONS: dict[str, str] = {
     "bad_content": "the content of a message is neither text nor a list of text parts",
     "images_unsupported": "images, video and audio are not supported",
     "bad_tools": "the tools are not a list of objects that each name a function",
-    "tools_unsupported": "results of tools are not supported yet",
     "no_user_message": "the conversation holds no user message",
     "no_turn": "no answer follows the user's message, and the conversation does not end with it",
     "too_deep": "a column holds values that are nested too deeply to be stored",

@@ -13,7 +13,7 @@ units of ten million are taken for one with a probability of 1 in 10**24.
 from __future__ import annotations
 
 from binascii import unhexlify
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,17 @@ from eyas.store.names import Names, hashes_of
 from eyas.store.parts import REJECTED, TRACES, parts, read_batches
 from eyas.store.table import Table, Values, Words, words_of
 
-OPEN, GOOD, TRUNCATED, REFUSED = 0, 1, 2, 3
-"""Status of a unit: to be done; complete; stored but cut at the budget; in ``rejected/``."""
+OPEN, GOOD, TRUNCATED, REFUSED, CALLED, UNANSWERED, UNREADABLE = range(7)
+"""Status of a unit: to be done; complete; stored but cut at the budget; in ``rejected/``. Of complete
+ones that call tools: their calls are answered; they have no results; they cannot be read."""
 
-_ONCE = np.uint32(4)
+_MARKED = {
+    "tool_call_unread": UNREADABLE,
+    "tool_result_missing": UNANSWERED,
+    "tool_calls": CALLED,
+}
+"""What a complete row's marks say of its status, the first that fits."""
+_ONCE = np.uint32(8)
 """The table's values: the status, and this for each time that the conversation was met."""
 _GATHERED = 1 << 16
 """Rows that are read before they are sorted in."""
@@ -54,8 +61,8 @@ class Met:
     count: list[int]
     """How many units of our conversations have each status."""
     to_name: list[int]
-    """The conversations whose names are to be asked for: those with an open unit, and those
-    that other shards hold."""
+    """The conversations whose names are to be asked for: those with an open unit, those with
+    calls that were answered (they may have more units), and those that other shards hold."""
 
 
 @dataclass(slots=True)
@@ -154,15 +161,27 @@ class Ledger:
         there = known >= 0
         statuses[there] = self._units.values[known[there]] % _ONCE
         to_name = ~ours
-        to_name[row[statuses == OPEN]] = True
+        to_name[row[(statuses == OPEN) | (statuses == CALLED)]] = True
         return Met(
             keys=listed,
             ours=ours.tolist(),
             statuses=statuses.tobytes(),
             bounds=[0, *ends.tolist()],
-            count=np.bincount(statuses[ours[row]], minlength=4).tolist(),
+            count=np.bincount(statuses[ours[row]], minlength=UNREADABLE + 1).tolist(),
             to_name=np.flatnonzero(to_name).tolist(),
         )
+
+    def more(self, key: bytes, sample: int, turn: int) -> bytes:
+        """The statuses of a thread's units from a turn on, up to the first that is open."""
+        first, second = words_of(key)
+        found = bytearray()
+        while True:
+            folded = _fold(np.array([sample]), np.array([turn + len(found)]))
+            at = int(self._units.find(first, second ^ folded)[0])
+            status = OPEN if at < 0 else int(self._units.values[at] % _ONCE)
+            if status == OPEN:
+                return bytes(found)
+            found.append(status)
 
     def name(self, wanted: Sequence[tuple[str | None, bytes]]) -> list[str]:
         """The names by which conversations go, of their given ids and the keys of `meet`.
@@ -226,7 +245,15 @@ def _statuses(batch: Any) -> Values:
     if "finish_reason" not in batch.schema.names:
         return np.full(batch.num_rows, REFUSED, np.uint32)
     statuses = np.full(batch.num_rows, GOOD, np.uint32)
-    for n, reason in enumerate(batch.column("finish_reason").to_pylist()):
-        if reason == "length" and "eos_at_cap" not in (batch.column("marks")[n].as_py() or ()):
-            statuses[n] = TRUNCATED
+    reasons, marks = batch.column("finish_reason").to_pylist(), batch.column("marks")
+    counts = marks.value_lengths().to_pylist()
+    for n, reason in enumerate(reasons):
+        if reason == "length" or counts[n]:
+            statuses[n] = _status(reason, marks[n].as_py() or ())
     return statuses
+
+
+def _status(finish_reason: str, marks: Collection[str]) -> int:
+    if finish_reason == "length" and "eos_at_cap" not in marks:
+        return TRUNCATED
+    return next((status for mark, status in _MARKED.items() if mark in marks), GOOD)

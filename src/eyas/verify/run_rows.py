@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from eyas.checks import MARKS, REFUSALS, Checker, bad_prompt_id
+from eyas.checks import GIVEN_MARKS, MARKS, REFUSALS, Checker, bad_prompt_id
 from eyas.conversation import Message, conversation_key, nth_key, seed_for
 from eyas.engines import Generation, Sampling
 from eyas.errors import (
@@ -34,8 +34,8 @@ from eyas.store import Manifest, Run
 from eyas.trace import Rejected, Trace
 
 _EXAMPLES = 5
-_JUDGED_MARKS = frozenset(MARKS) - {"control_text", "leading_assistant"}
-"""Marks that the checks of a generation give; the others come from its conversation."""
+_JUDGED_MARKS = frozenset(MARKS) - GIVEN_MARKS
+"""Marks that the checks of a generation give."""
 
 _ENGINE_ERRORS = (
     EngineError, ServerUnreachable, TransportError, BusyError, MalformedAnswer, RequestRefused,

@@ -14,7 +14,7 @@ from eyas.conversation import Message, digest
 from eyas.prompting import Prompting
 from eyas.store import TRACES, Run
 from eyas.trace import Trace
-from eyas.verify.run_rows import Faults, read_records
+from eyas.verify.run_rows import Faults, read_records, tools_of
 
 _COLUMNS = ("key", "sample", "turn")
 
@@ -70,6 +70,9 @@ class Turns:
                 replace(self._prompting, profile=replace(profile, stop_ids=stop_ids))
                 for stop_ids in (profile.stop_ids - {row.stop_id}, profile.stop_ids | {row.stop_id})
             ]
+        if "tool_calls" in row.marks:
+            taken = (way.take_calls(row.prompt_ids, row.output_ids, tools_of(row)) for way in ways)
+            return tuple(_hash(answer.message) for answer in taken)
         return tuple(_hash(way.take_apart(row.prompt_ids, row.output_ids)) for way in ways)
 
     def _compare(self, unit: int) -> None:
