@@ -266,6 +266,7 @@ def test_a_running_a_killed_and_a_finished_run(target: Target, tmp_path: Path) -
         child = start(*arguments)
         try:
             wait_for(lambda: started(run), child)
+            server.delay_s = 3600.0  # it stays as it is, however long the looking takes
             code, now = shown(str(run))
             assert (code, now["state"], now["pid"]) == (0, "running", child.pid)
             assert now["exit_code"] is None
@@ -291,18 +292,23 @@ def test_a_running_a_killed_and_a_finished_run(target: Target, tmp_path: Path) -
 
 
 def test_watching_until_the_end(target: Target, tmp_path: Path) -> None:
-    rows = [*numbered(60), {"id": "bad", "prompt": 5}]
+    rows = [*numbered(600), {"id": "bad", "prompt": 5}]
     prompts, run = write_prompts(tmp_path / "p.jsonl", rows), tmp_path / "run"
+    watch = eyas_command("status", str(run), "--watch", "--json")
     with FaultServer(target, delay_s=0.5) as server:
         child = start(*command(server, prompts, run))
         wait_for(lambda: started(run), child)
-        lines = run_eyas("status", str(run), "--watch", "--json")
+        with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
+            assert watching.stdout is not None
+            lines = [watching.stdout.readline()]
+            server.delay_s = 0.0  # it was seen while it runs; now it may end
+            lines += watching.stdout
         child.wait()
-    states = [json.loads(line)["state"] for line in lines.stdout.splitlines()]
+    states = [json.loads(line)["state"] for line in lines]
     assert states[0] == "running"
     assert states[-1] == "finished"
     assert set(states[:-1]) == {"running"}
-    assert lines.returncode == 3 == child.returncode
+    assert watching.returncode == 3 == child.returncode
     assert "1 rejected" in run_eyas("status", str(run), "--watch").stdout
 
 
