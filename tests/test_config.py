@@ -32,6 +32,7 @@ def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
         ("max_new_tokens", 0, "max_new_tokens: "),
         ("limit", 0, "limit: "),
         ("concurrency", 0, "concurrency: "),
+        ("concurrency", "all", "concurrency: it is auto or a number"),
         ("tries", 0, "tries: "),
         ("prompts", [], "prompts: "),
         ("date", "2026-13-01", "date: "),
@@ -47,6 +48,14 @@ def test_a_wrong_value_is_named_with_its_rule(name: str, value: object, said: st
     assert said in str(refused.value)
     assert repr(value if name not in ("stop_token_ids",) else "x")[:8] in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_concurrency_is_a_number_or_auto(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("concurrency: 16\n")
+    assert make_config(GIVEN, file).concurrency == 16
+    assert make_config({**GIVEN, "concurrency": "auto"}, file).concurrency is None
+    assert make_config({**GIVEN, "concurrency": "8"}).concurrency == 8
 
 
 @pytest.mark.parametrize("name", GIVEN)

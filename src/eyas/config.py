@@ -107,7 +107,7 @@ class CaptureConfig(TargetConfig):
     shard: str | None = None
     """Take only one of N parts of it, such as ``3/8``; which part depends on content alone."""
     concurrency: int | None = Field(None, ge=1, le=65536)
-    """Requests in flight at each server; where None, as many as keep it full."""
+    """Requests in flight at each server; where None (or ``auto``), as many as keep it full."""
     reject: list[str] = []
     """Marks that refuse a row."""
     on_length: Literal["keep", "reject", "continue"] = "keep"
@@ -121,6 +121,17 @@ class CaptureConfig(TargetConfig):
     """Seconds that a command or function has for one result."""
     tool_rounds: int = Field(32, ge=1)
     """The most answers in a row whose calls are answered."""
+
+    @field_validator("concurrency", mode="before")
+    @classmethod
+    def _auto(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value == "auto":
+            return None
+        if not value.isdecimal():
+            raise ValueError("it is auto or a number from 1 to 65536")
+        return int(value)
 
     @field_validator("shard", mode="before")
     @classmethod

@@ -61,9 +61,7 @@ def command(
         help="Take only the I-th of N parts (of what --limit takes), for array jobs; "
         "eyas merge joins their runs.",
     ),
-    concurrency: int = typer.Option(
-        None, help="Requests in flight at each server.  [default: as many as keep it full]"
-    ),
+    concurrency: options.Concurrency = None,
     api_key_env: options.ApiKeyEnv = None,
     logprobs: options.Logprobs = None,
     on_missing_closer: options.OnMissingCloser = None,

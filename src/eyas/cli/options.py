@@ -68,6 +68,14 @@ Date = Annotated[
     str | None,
     typer.Option(help="The day for templates that print it.  [default: the day the run began]"),
 ]
+Concurrency = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|auto",
+        help="Requests in flight at each server; auto (a capture's default) for as many as "
+        "keep it full.",
+    ),
+]
 ApiKeyEnv = Annotated[
     str | None, typer.Option(help="Name of the environment variable that holds the API key.")
 ]

@@ -32,7 +32,7 @@ def command(
         None, help="The greater token budget that length needs, for the whole answer."
     ),
     url: options.Url = None,
-    concurrency: int = typer.Option(None, help="Requests in flight at each server."),
+    concurrency: options.Concurrency = None,
     api_key_env: options.ApiKeyEnv = None,
     no_probe: bool = typer.Option(False, "--no-probe", help="Skip the probe that comes first."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
