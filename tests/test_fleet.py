@@ -25,7 +25,7 @@ def target() -> Target:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_TEND_S", 0.02)
-    monkeypatch.setattr(fleet, "_FIRST_RETRY_S", 0.05)
+    monkeypatch.setattr(fleet, "_RETRY_S", 0.05)
 
 
 @pytest.fixture

@@ -77,6 +77,7 @@ class Answering:
         so_far, logprobs = self._begun(job)
         joints = [*job.joints, len(so_far)] if so_far else []
         budget = job.max_new_tokens
+        group = job.key if config.n > 1 and job.turn == 0 else None  # samples of one prompt
         while True:
             request = Request(
                 prompt_ids=[*job.prompt_ids, *so_far] if so_far else job.prompt_ids,
@@ -86,7 +87,7 @@ class Answering:
                 packed=True,
             )
             try:
-                generation = await self._pool.generate(request, near=near)
+                generation = await self._pool.generate(request, near=near, group=group)
             except RowFailed as failed:
                 return self._failed(job, request, failed)
             near = generation.server

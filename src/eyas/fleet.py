@@ -17,7 +17,8 @@ from eyas.errors import EyasError, ServerUnreachable, UnsuitableServerError
 from eyas.target import Target, listed_urls, read_api_key
 
 _TEND_S = 1.0
-_FIRST_RETRY_S, _LONGEST_RETRY_S = 1.0, 3.0
+_RETRY_S = 1.0
+"""Between knocks at an address where nothing answers: they cost it next to nothing."""
 _QUIET_S = 60.0
 """Nothing is called a stall that is shorter."""
 _QUIET_FACTOR = 3.0
@@ -25,8 +26,6 @@ _QUIET_FACTOR = 3.0
 _PEERS_FACTOR = 10.0
 """A server that says it is well, but answers nothing while its peers answer for so long."""
 _HEALTH_S = 20.0
-_SLOW = 3.0
-"""At the end, requests are taken from a server that is so much slower than one with room."""
 
 
 class Fleet:
@@ -39,7 +38,6 @@ class Fleet:
         *,
         slots: int | None,
         say: Callable[[str], None],
-        finishing: Callable[[], bool],
     ) -> None:
         """Prepare.
 
@@ -48,18 +46,18 @@ class Fleet:
             target: what they serve.
             slots: requests that each is to hold; None for as many as it can.
             say: takes one line for the user.
-            finishing: whether nothing is left that was not sent.
         """
         self._pool = pool
         self._target = target
         self._slots = slots
         self._say = say
-        self._finishing = finishing
-        self._again: dict[str, tuple[float, float]] = {}
-        """Addresses that did not answer: when to ask again, and the pause after that."""
+        self._again: dict[str, float] = {}
+        """Addresses that did not answer, and when to ask again."""
         self._never: set[str] = set()
         """Addresses that serve something else."""
+        # Each on its own: an address that swallows connections must not hold up the others.
         self._joining: dict[str, asyncio.Task[None]] = {}
+        self._looking: dict[Server, asyncio.Task[None]] = {}
         self._doubted: dict[Server, int] = {}
         self._asked_at: dict[Server, float] = {}
         self._complained = ""
@@ -69,13 +67,14 @@ class Fleet:
         try:
             while True:
                 self._follow_list()
-                usable = [server for server in self._pool.servers if server.usable]
-                await asyncio.gather(*map(self._look_at, usable))
-                if self._finishing():
-                    self._empty_slow_servers()
+                for server in self._pool.servers:
+                    looking = self._looking.get(server)
+                    if server.usable and (looking is None or looking.done()):
+                        self._looking[server] = asyncio.create_task(self._look_at(server))
                 await asyncio.sleep(_TEND_S)
+                self._pool.foresee()
         finally:
-            for task in self._joining.values():
+            for task in (*self._joining.values(), *self._looking.values()):
                 task.cancel()
 
     # -- who belongs -------------------------------------------------------------------------
@@ -97,16 +96,14 @@ class Fleet:
                 server.refused = None
                 self._say(f"{url} is listed again")
             if server is None and url not in self._never and url not in self._joining:
-                # On its own: an address that swallows connections must not hold up the others.
                 self._joining[url] = asyncio.create_task(self._join(url, given))
         for url, server in known.items():
             if url not in wanted and server.refused is None:
                 self._retire(server)
 
     async def _join(self, url: str, given: str) -> None:
-        when, pause = self._again.get(url, (0.0, _FIRST_RETRY_S))
         now = time.monotonic()
-        if now < when:
+        if now < self._again.get(url, 0.0):
             return
         config, engine = self._target.config, None
         try:
@@ -126,7 +123,7 @@ class Fleet:
             if isinstance(error, ServerUnreachable):
                 if url not in self._again:
                     self._say(f"{error}; it joins when it answers")
-                self._again[url] = (now + pause, min(2 * pause, _LONGEST_RETRY_S))
+                self._again[url] = now + _RETRY_S
             elif isinstance(error, EyasError):
                 self._never.add(url)
                 self._say(f"{url} does not join: {error}")
@@ -191,19 +188,6 @@ class Fleet:
                 f"{server.url} holds {len(server.attempts)} requests and has answered none for "
                 f"{silent:.0f} s",
             )
-
-    def _empty_slow_servers(self) -> None:
-        """At the end of a run the rows of a slow server are begun anew where there is room."""
-        usable = [s for s in self._pool.servers if s.usable and s.token_s is not None]
-        if len(usable) < 2 or self._pool.waiting:
-            return
-        fastest = min(s.token_s or 0.0 for s in usable)
-        room = sum(s.free for s in usable if (s.token_s or 0.0) < _SLOW * fastest)
-        for server in usable:
-            if room <= 0 or (server.token_s or 0.0) < _SLOW * fastest:
-                continue
-            newest = sorted(server.attempts, key=lambda n: -server.attempts[n].sent)[:room]
-            room -= server.take_away(newest)
 
 
 _UNLISTED = "no longer listed"

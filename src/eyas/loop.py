@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import signal
 import threading
@@ -140,6 +141,8 @@ class _Loop:
             give_up_after_s=config.give_up_after,
             say=self._note,
             on_weights=session.learn_weights,
+            on_places=self._employ,
+            left=self._left,
         )
         self._common = {"sampling": orjson.dumps(session.target.sampling.as_dict()).decode()}
         self._feed = Feed(
@@ -167,11 +170,12 @@ class _Loop:
             session.target,
             slots=config.concurrency,
             say=say,
-            finishing=lambda: self._feed.ended and self._queue.qsize() <= 1,
         )
         self._queue: asyncio.Queue[Job | None] = asyncio.Queue(_QUEUED)
         self._tasks: list[asyncio.Task[None]] = []
         self._progress = Progress()
+        self._decided = 0
+        """Rows that were handed to the writer."""
         self._reasons: dict[str, int] = {}
         self._modes = Counter[str]()
         self._reported = Counter[bool]()
@@ -255,6 +259,15 @@ class _Loop:
         for _ in range(wanted - self._workers):
             self._tasks.append(asyncio.create_task(self._work()))
         self._workers = max(self._workers, wanted)
+
+    def _left(self, mean_tokens: float) -> float:
+        """Output tokens of everything that was not begun yet, given the mean of an answer."""
+        total = self._snapshot().total
+        if total is None:
+            return math.inf
+        counts = self._feed.counts
+        begun = counts.done + counts.rejected + self._decided + self._pool.in_flight
+        return max(0, total - begun) * mean_tokens
 
     async def _fill(self) -> None:
         """Keep the queue filled; reading, rendering and tokenizing happen on a thread."""
@@ -357,6 +370,7 @@ class _Loop:
             self._reasons[row.reason] = self._reasons.get(row.reason, 0) + 1
             self._progress.finish_reasons[row.reason] = self._reasons[row.reason]
             self._report(row)
+        self._decided += len(refused) + len(traces)
         if refused or traces:
             self._writer.put(*traces, *refused)  # type: ignore[arg-type]
 

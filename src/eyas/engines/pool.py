@@ -10,14 +10,14 @@ every open row stays pending.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 
 from eyas.engines.base import Generation, Request, ServerInfo
+from eyas.engines.line import Line, Waiter
+from eyas.engines.outlook import Outlook
 from eyas.engines.server import Server
 from eyas.engines.tries import FIRST_PAUSE_S, Suspects, Tries, Witness
 from eyas.errors import (
@@ -44,22 +44,15 @@ _LONGEST_LOOK_S = 2.0
 _HEALTH_S = 15.0
 _LOOKS = 3
 """After so many looks at a server that answers nobody its requests go elsewhere."""
-_SHARED = 64
-"""Ids at the beginning of a prompt by which requests that share them are kept together."""
 
 
 class _Moved(Exception):
     """The request was taken away from a server and is to be sent elsewhere."""
 
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """A request that waits for a place."""
-
-    place: asyncio.Future[Server]
-    near: str | None
-    avoid: Server | None
-    prefix: int
+    def __init__(self, tokens: float | None) -> None:
+        super().__init__()
+        self.tokens = tokens
+        """How long its answer is expected to be now."""
 
 
 class Pool:
@@ -73,6 +66,8 @@ class Pool:
         give_up_after_s: float = 120.0,
         say: Callable[[str], None] = lambda _: None,
         on_weights: Callable[[str], None] = lambda _: None,
+        on_places: Callable[[], None] = lambda: None,
+        left: Callable[[float], float] = lambda _: math.inf,
     ) -> None:
         """Join servers.
 
@@ -82,6 +77,9 @@ class Pool:
             give_up_after_s: how long nothing may answer before the capture stops.
             say: takes one line for the user.
             on_weights: takes the weights version, where only the first answer tells it.
+            on_places: called when there are more places than before.
+            left: output tokens of everything that was not begun yet, given the mean of an answer;
+                infinite where nobody knows.
         """
         self.servers = list(servers)
         self.model = servers[0].info.model
@@ -90,7 +88,9 @@ class Pool:
         self._give_up_after_s = give_up_after_s
         self.say = say
         self._on_weights = on_weights
-        self._waiters: deque[_Waiter] = deque()
+        self._on_places = on_places
+        self._line = Line(self.servers)
+        self._outlook = Outlook(self.servers, left)
         self._stopped: CaptureStopped | None = None
         self._witness = Witness()
         self._suspects = Suspects()
@@ -106,9 +106,13 @@ class Pool:
 
     @property
     def capacity(self) -> int:
-        """Requests that keep the servers full, those that wait to be tried again besides."""
+        """Requests that keep the servers full, those that wait to be tried again besides.
+
+        With several servers some more, so that each free place finds one that suits it.
+        """
         places = self._places
-        return places + min(places, self._pausing + self._suspects.waiting)
+        in_line = 0 if len(self.servers) < 2 else 8 + places // 8
+        return places + in_line + min(places, self._pausing + self._suspects.waiting)
 
     @property
     def _places(self) -> int:
@@ -118,36 +122,58 @@ class Pool:
     @property
     def waiting(self) -> int:
         """Requests that wait for a place."""
-        return len(self._waiters)
+        return len(self._line)
 
-    async def generate(self, request: Request, *, near: str | None = None) -> Generation:
+    async def generate(
+        self,
+        request: Request,
+        *,
+        near: str | None = None,
+        group: bytes | None = None,
+        tokens: float | None = None,
+    ) -> Generation:
         """Generate, trying again as long as that makes sense.
 
         Args:
             request: what is asked.
-            near: the address that is likely to hold the prompt's beginning in its cache; it is
-                preferred while it has a free place.
+            near: the address that answered what comes before the prompt, and is likely to hold
+                it in its cache.
+            group: whatever only requests with the very same prompt share.
+            tokens: how long the answer is expected to be, where that is known.
 
         Raises:
             RowFailed: this request cannot be answered.
             CaptureStopped: no request can be now.
         """
         tries = Tries(self._tries)
-        prefix = hash(tuple(request.prompt_ids[:_SHARED])) if len(self.servers) > 1 else 0
+        several = len(self.servers) > 1
+        marks = self._line.marks(request.prompt_ids, group) if several else ()
+        again = False
         while True:
             company = await self._suspects.enter(tries, self._places)
             generation, error = None, None
             try:
-                server = await self._place(near, tries.avoid, prefix)
+                if self._stopped is not None:
+                    raise self._stopped
+                server = await self._line.place(
+                    Waiter(
+                        tokens=self._outlook.mean_tokens if tokens is None else tokens,
+                        near=near,
+                        avoid=tries.avoid,
+                        marks=marks,
+                        first=again or near is not None,
+                    )
+                )
                 answered_before = server.answered
-                generation = await self._attempt(server, request)
-            except _Moved:
-                pass
+                generation = await self._attempt(server, request, tokens)
+            except _Moved as moved:
+                tokens = moved.tokens
             except CaptureStopped:
                 raise
             except EngineError as failed:
                 error = failed
             finally:
+                again = True
                 if company:
                     self._suspects.leave()
             if generation is not None:
@@ -243,9 +269,9 @@ class Pool:
         finally:
             self._pausing -= 1
 
-    async def _attempt(self, server: Server, request: Request) -> Generation:
+    async def _attempt(self, server: Server, request: Request, tokens: float | None) -> Generation:
         """Send a request once, to a server that has a place for it, and give the place back."""
-        number, attempt = server.begin(request.max_new_tokens)
+        number, attempt = server.begin(request.max_new_tokens, tokens)
         try:
             generation = await server.engine.generate(request)
         except asyncio.CancelledError:
@@ -257,11 +283,10 @@ class Pool:
                 raise TransportError(
                     f"{server.url} gave no answer in {waited:.0f} s, where others got theirs"
                 ) from None
-            raise _Moved from None
+            raise _Moved(attempt.tokens) from None
         finally:
-            del server.attempts[number]
-            server.held -= 1
-            self._hand_out()
+            server.end(number)
+            self._line.hand_out(server)
         generation.server = server.url
         if generation.finish_reason in ("stop", "length"):
             self._answered += 1
@@ -282,63 +307,25 @@ class Pool:
             if server.watch is not None:
                 server.watch.cancel()
 
-    # -- places ------------------------------------------------------------------------------
-
-    async def _place(self, near: str | None, avoid: Server | None, prefix: int) -> Server:
-        """A server with a free place, which is then held."""
-        if self._stopped is not None:
-            raise self._stopped
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), near, avoid, prefix)
-        if not self._waiters and (server := self._choose(waiter)) is not None:
-            server.held += 1
-            return server
-        self._waiters.append(waiter)
-        try:
-            return await waiter.place
-        except asyncio.CancelledError:
-            if waiter.place.done() and not waiter.place.cancelled():
-                waiter.place.result().held -= 1  # it was handed out just before
-                self._hand_out()
-            else:
-                with suppress(ValueError):
-                    self._waiters.remove(waiter)
-            raise
-
-    def _choose(self, waiter: _Waiter) -> Server | None:
-        """The server that is the least full, for its size; the preferred one if it has room."""
-        free = [server for server in self.servers if server.free > 0]
-        if len(free) <= 1:
-            return free[0] if free else None
-        others = [server for server in free if server is not waiter.avoid] or free
-        for server in others:
-            if server.url == waiter.near:
-                return server
-        # Within a twentieth of fullness, prompts that begin alike go together.
-        return min(
-            others,
-            key=lambda s: (int(20 * s.held / s.slots), hash((waiter.prefix, s.url))),
-        )
-
-    def _hand_out(self) -> None:
-        """Give free places to those who wait, the first come first."""
-        while self._waiters:
-            waiter = self._waiters[0]
-            if waiter.place.done():
-                self._waiters.popleft()
-                continue
-            server = self._choose(waiter)
-            if server is None:
-                return
-            self._waiters.popleft()
-            server.held += 1
-            waiter.place.set_result(server)
-
     # -- servers that come and go ------------------------------------------------------------
 
     def add(self, server: Server) -> None:
         """A server joins; it gets its share at once."""
         self.servers.append(server)
-        self._hand_out()
+        self._changed()
+
+    def foresee(self) -> None:
+        """Look at what is left to do, and take from slow servers what others are through with
+        sooner."""
+        self._changed()
+        for server, numbers in self._outlook.late():
+            server.take_away(numbers)
+
+    def _changed(self) -> None:
+        """There are other servers or places than before."""
+        self._outlook.update()
+        self._line.hand_out()
+        self._on_places()
 
     def refuse(self, server: Server, why: str) -> None:
         """A server gets nothing more; if it was the last one, the capture stops."""
@@ -350,15 +337,13 @@ class Pool:
         else:
             self.say(f"{why}; it gets no more requests")
             server.take_away()
+            self._changed()
 
     def stop(self, why: str) -> CaptureStopped:
         """Nothing more can be captured: everyone who waits is told."""
         if self._stopped is None:
             self._stopped = CaptureStopped(why)
-        for waiter in self._waiters:
-            if not waiter.place.done():
-                waiter.place.set_exception(self._stopped)
-        self._waiters.clear()
+            self._line.fail(self._stopped)
         return self._stopped
 
     def went_down(self, server: Server, why: str, *, moves: bool = True) -> None:
@@ -380,6 +365,8 @@ class Pool:
             self.say(f"{why}{all_of}; waiting for it")
         if server.watch is None or server.watch.done():
             server.watch = asyncio.create_task(self._wait_until_up(server, why))
+        self._line.lost(server)
+        self._changed()
 
     async def _wait_until_up(self, server: Server, why: str) -> None:
         pause, looks = FIRST_PAUSE_S, 0
@@ -407,7 +394,7 @@ class Pool:
         server.last_answer = time.monotonic()
         self._all_down_since = None
         self.say(f"{server.url} answers again")
-        self._hand_out()
+        self._changed()
 
     async def _is_back(self, server: Server) -> bool:
         """Whether a server that was down gives ids again, and is the one that it was."""

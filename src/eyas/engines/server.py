@@ -7,6 +7,7 @@ down, or refused for what it serves, gives no places.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass
 from itertools import count
@@ -26,6 +27,10 @@ _UNHEARD = 3
 _WINDOW_S, _WINDOW_ANSWERS = 5.0, 2
 """A rate is measured over this time at least, and over two answers a place."""
 _STEEP = 1.1
+ENOUGH = 4
+"""Answers from which a server's pace is told, or requests whose silence tells something."""
+_KEPT = 63 / 64
+"""How much of the earlier answers' weight each answer leaves."""
 
 
 @dataclass(slots=True)
@@ -48,6 +53,8 @@ class Attempt:
     task: asyncio.Task[object] | None
     budget: int = 0
     """How many ids it may generate."""
+    tokens: float | None = None
+    """How many it is expected to; None where nothing is known of it."""
     answered: int = 0
     """How many answers its server had given when it was sent."""
     moved: bool = False
@@ -84,8 +91,12 @@ class Server:
         self.last_answer = time.monotonic()
         self.longest_s = 0.0
         """The longest that an answer took here."""
-        self.token_s: float | None = None
-        """Seconds an output token of one request takes here, smoothed."""
+        self.most_tokens = math.inf
+        """Rows that are expected to be longer are through sooner elsewhere; see `outlook`."""
+        self.awaited = 0
+        """Requests that wait in line for this very server."""
+        self._busy_s = 0.0
+        self._took_s = self._took_tokens = 0.0
         self.watch: asyncio.Task[None] | None = None
         self._unheard = 0
         self._climbing = _Climb(time.monotonic(), 0, 0.0)
@@ -105,12 +116,30 @@ class Server:
         """Places that are free now."""
         return self.slots - self.held if self.usable else 0
 
-    def begin(self, budget: int) -> tuple[int, Attempt]:
-        """A request for so many ids at most is sent now."""
-        number = next(_numbers)
-        attempt = Attempt(time.monotonic(), asyncio.current_task(), budget, self.answered)
+    @property
+    def token_s(self) -> float | None:
+        """Seconds that an output token of one request takes here, of the latest answers.
+
+        None where there were too few.
+        """
+        enough = self.answered >= ENOUGH and self._took_tokens
+        return self._took_s / self._took_tokens if enough else None
+
+    def busy_s(self, now: float) -> float:
+        """Seconds that its places were in use, added up."""
+        return self._busy_s + sum(now - attempt.sent for attempt in self.attempts.values())
+
+    def begin(self, budget: int, tokens: float | None = None) -> tuple[int, Attempt]:
+        """A request for so many ids at most is sent now; it is expected to get so many."""
+        number, task = next(_numbers), asyncio.current_task()
+        attempt = Attempt(time.monotonic(), task, budget, tokens, self.answered)
         self.attempts[number] = attempt
         return number, attempt
+
+    def end(self, number: int) -> None:
+        """A request is no longer held; its place is free."""
+        self._busy_s += time.monotonic() - self.attempts.pop(number).sent
+        self.held -= 1
 
     def answered_with(self, attempt: Attempt, tokens: int) -> None:
         """Count a finished answer."""
@@ -120,9 +149,8 @@ class Server:
         self.output_tokens += tokens
         self.last_answer = now
         self.longest_s = max(self.longest_s, took)
-        if tokens:
-            pace = took / tokens
-            self.token_s = pace if self.token_s is None else 0.9 * self.token_s + 0.1 * pace
+        self._took_s = _KEPT * self._took_s + took
+        self._took_tokens = _KEPT * self._took_tokens + tokens
 
     def oldest(self) -> float | None:
         """When the request that it holds the longest was sent."""
