@@ -87,7 +87,9 @@ class Answering:
                 packed=True,
             )
             try:
-                generation = await self._pool.generate(request, near=near, group=group)
+                generation = await self._pool.generate(
+                    request, near=near, group=group, tokens=job.tokens
+                )
             except RowFailed as failed:
                 return self._failed(job, request, failed)
             near = generation.server

@@ -104,6 +104,8 @@ class CaptureConfig(TargetConfig):
     """The input column that holds the prompt."""
     limit: int | None = Field(None, ge=1)
     """Take only the first conversations of the input."""
+    order: str | None = None
+    """``input``, ``longest`` or an earlier run, whose longest conversations are sent first."""
     shard: str | None = None
     """Take only one of N parts of it, such as ``3/8``; which part depends on content alone."""
     concurrency: int | None = Field(None, ge=1, le=65536)
@@ -132,6 +134,13 @@ class CaptureConfig(TargetConfig):
         if not value.isdecimal():
             raise ValueError("it is auto or a number from 1 to 65536")
         return int(value)
+
+    @field_validator("order")
+    @classmethod
+    def _order(cls, value: str | None) -> str | None:
+        from eyas.order import check_order
+
+        return None if value is None else check_order(value)
 
     @field_validator("shard", mode="before")
     @classmethod
@@ -234,8 +243,8 @@ def config_yaml(config: CaptureConfig) -> bytes:
     urls = [f"@{_absolute(u[1:])}" if u.startswith("@") else clean_url(u) for u in config.url]
     values["url"] = urls[0] if len(urls) == 1 else urls
     values["prompts"] = [p if p == "-" else _absolute(p) for p in config.prompts]
-    for name in ("out", "chat_template"):
-        if name in values:
+    for name in ("out", "chat_template", "order"):
+        if name in values and values[name] not in ("input", "longest"):
             values[name] = _absolute(values[name])
     if Path(config.tokenizer).exists():
         values["tokenizer"] = _absolute(config.tokenizer)

@@ -20,6 +20,7 @@ import orjson
 from eyas.conversation import BadLine, Conversation, Message
 from eyas.ids import Ids, as_list, as_row, first_bad, pack
 from eyas.modes import Mode
+from eyas.order import LongestFirst
 from eyas.prompting import PROMPT_REASONS, Chat, Prompting, Refusal
 from eyas.readers import Stretch
 from eyas.store import CALLED, OPEN, REFUSED, TRACES, TRUNCATED, UNREADABLE, Ledger, Run
@@ -63,6 +64,8 @@ class Job:
     prompt_ids: Sequence[int] = field(default_factory=list)
     max_new_tokens: int = 0
     control_text: bool = False
+    tokens: float | None = None
+    """How long an answer of its is expected to be, where an earlier run tells."""
     before: list[int] = field(default_factory=list)
     """Output of an earlier capture that the answer is to be continued from."""
     before_logprobs: list[float] = field(default_factory=list)
@@ -146,6 +149,7 @@ class Feed:
         partials: Partials | None = None,
         policy: Policy | None = None,
         on_tools: Callable[[], None] = lambda: None,
+        order: LongestFirst | None = None,
     ) -> None:
         """Prepare a pass over the input.
 
@@ -157,6 +161,7 @@ class Feed:
             partials: cut answers of earlier captures, to be continued from their ids.
             policy: what becomes of calls without a recorded result.
             on_tools: called before the first conversation with tools is handed out.
+            order: lets what was met wait, and gives the longest first; None for input order.
         """
         self.counts = Counts()
         self._stretches = iter(stretches)
@@ -172,21 +177,32 @@ class Feed:
         self._partials = partials
         self._policy = policy or Policy()
         self._on_tools: Callable[[], None] | None = on_tools
+        self._order = order
         self._taken = 0
         self._waiting: deque[Job] = deque()
         self._reading = threading.Lock()
-        self._all_read = False
+        self.all_met = False
+        """Whether the input was read to its end (or limit), so that all units are counted."""
 
     @property
     def ended(self) -> bool:
         """Whether everything was read and handed out."""
-        return self._all_read and not self._waiting
+        return self.all_met and not self._waiting and not self._order
 
-    def next_batch(self) -> tuple[list[Job], list[Rejected]]:
-        """The next jobs and refused rows of the input; both may be empty before it has ended."""
+    def next_batch(self, room: int = BATCH) -> tuple[list[Job], list[Rejected]]:
+        """The next jobs and refused rows; both may be empty before the input has ended.
+
+        Args:
+            room: how many jobs may be handed out before the whole input was read, where they
+                are put in order.
+        """
         with self._reading:
             refused = [] if self._waiting else self._meet_next()
-            waiting = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+            if self._order is None:
+                waiting = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+            else:
+                waiting = self._order.sift(self._waiting, room=room, all_met=self.all_met)
+                self._waiting.clear()
         self._recall([job for job in waiting if job.turn])
         jobs = [job for job in waiting if job.answered is not None]
         waiting = [job for job in waiting if job.answered is None]
@@ -198,6 +214,8 @@ class Feed:
             fault = self._fit(job, next(rendered) if ready_made is None else ready_made)
             if fault:
                 refused += fault
+                if self._order is not None:
+                    self._order.begun(job)
             else:
                 jobs.append(job)
         return jobs, refused
@@ -279,7 +297,7 @@ class Feed:
     def count_rest(self, *, seconds: float) -> bool:
         """Read on without preparing anything, only to count; False if time ran out."""
         deadline = time.monotonic() + seconds
-        while not self.ended:
+        while not self.all_met:
             with self._reading:
                 self._waiting.clear()
                 self._meet_next()
@@ -368,7 +386,7 @@ class Feed:
         left = None if self._limit is None else self._limit - self._taken
         stretch = None if left == 0 else next(self._stretches, None)
         if stretch is None:
-            self._all_read = True
+            self.all_met = True
             return None
         stretch = stretch.up_to(left)
         self._taken += stretch.conversations

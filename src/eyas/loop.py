@@ -162,6 +162,7 @@ class _Loop:
                 rounds=config.tool_rounds,
             ),
             on_tools=session.learn_tools,
+            order=session.order,
         )
         self._answering = Answering(session, self._pool, self._feed, self._common)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-feed")
@@ -179,6 +180,7 @@ class _Loop:
         self._reasons: dict[str, int] = {}
         self._modes = Counter[str]()
         self._reported = Counter[bool]()
+        self._said: set[str] = set()
         self._began = time.monotonic()
         self._interrupted = False
         self._stopped: str | None = None
@@ -216,7 +218,7 @@ class _Loop:
         error = await loop.run_in_executor(None, self._session.close_writer)
         if error is not None:
             self._stopped = str(error)
-        known = self._feed.ended
+        known = self._feed.all_met
         if not known and "-" not in self._config.prompts:
             known = await loop.run_in_executor(
                 self._threads, lambda: self._feed.count_rest(seconds=_COUNT_REST_S)
@@ -262,6 +264,9 @@ class _Loop:
 
     def _left(self, mean_tokens: float) -> float:
         """Output tokens of everything that was not begun yet, given the mean of an answer."""
+        order = self._session.order
+        if order is not None and (tokens := order.tokens_left(mean_tokens)) is not None:
+            return tokens
         total = self._snapshot().total
         if total is None:
             return math.inf
@@ -273,9 +278,15 @@ class _Loop:
         """Keep the queue filled; reading, rendering and tokenizing happen on a thread."""
         loop = asyncio.get_running_loop()
         try:
+            order = self._session.order
             while not self._feed.ended:
-                jobs, refused = await loop.run_in_executor(self._threads, self._feed.next_batch)
+                room = self._queue.maxsize - self._queue.qsize()
+                jobs, refused = await loop.run_in_executor(
+                    self._threads, self._feed.next_batch, room
+                )
                 self._put(refused)
+                if order is not None and order.lengths is not None and self._feed.all_met:
+                    self._say_once(order.told)
                 for job in jobs:
                     await self._queue.put(job)
             await self._queue.put(None)
@@ -288,6 +299,8 @@ class _Loop:
         try:
             while (job := await self._queue.get()) is not None:
                 near: str | None = None
+                if self._session.order is not None:
+                    self._session.order.begun(job)
                 if job.answered is not None and not await self._next_turn(job, job.answered):
                     continue
                 while (near := await self._one_turn(job, near)) is not None:
@@ -387,6 +400,11 @@ class _Loop:
 
     # -- around it ---------------------------------------------------------------------------
 
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
     def _note(self, line: str) -> None:
         self._progress.problems = [*self._progress.problems[-4:], line]
         self._say(line)
@@ -400,7 +418,7 @@ class _Loop:
         progress.done = counts.done + self._writer.done
         progress.rejected = counts.rejected + self._writer.rejected
         progress.new = self._writer.done + self._writer.rejected
-        progress.input, progress.input_known = counts.input, self._feed.ended
+        progress.input, progress.input_known = counts.input, self._feed.all_met
         if position.bytes_total:
             progress.input_fraction = min(1.0, position.bytes_read / position.bytes_total)
         progress.in_flight = self._pool.in_flight

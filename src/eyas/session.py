@@ -21,6 +21,7 @@ from eyas.engines import ServerInfo
 from eyas.engines.server import DEFAULT_SLOTS
 from eyas.errors import ConfigError, EyasError
 from eyas.findings import Finding
+from eyas.order import LongestFirst, open_order
 from eyas.probe import require_probe
 from eyas.prompting import Prompting
 from eyas.readers import PromptReader
@@ -67,6 +68,8 @@ class Session:
     lock: WriterLock
     partials: Partials
     """Cut answers of earlier captures that are continued."""
+    order: LongestFirst | None
+    """What puts conversations in another order than the input's."""
     continued: bool
     """Whether the run held rows of an earlier capture."""
     tool_source: Source | None = None
@@ -112,6 +115,8 @@ class Session:
         """Release the run. Safe to call twice."""
         self.close_writer()
         self.lock.release()
+        if self.order is not None:
+            self.order.close()
         await self.target.close()
 
 
@@ -235,6 +240,7 @@ def _open_run(
             writer=Writer(out, lock, patience_s=config.give_up_after, say=say),
             lock=lock,
             partials=Partials(out),
+            order=open_order(config.order, out, target.modes.each, say),
             continued=continued,
         )
     except BaseException:

@@ -55,6 +55,13 @@ def command(
     date: options.Date = None,
     column: str = typer.Option(None, help="The input column that holds the prompt."),
     limit: int = typer.Option(None, help="Take only the first N conversations of the input."),
+    order: str = typer.Option(
+        None,
+        metavar="input|longest|RUN",
+        help="Which conversations go first, so that no long one is left to the end: longest for "
+        "those with the most turns and the longest prompts, or an earlier RUN for those whose "
+        "answers were the longest there.  [default: input]",
+    ),
     shard: str = typer.Option(
         None,
         metavar="I/N",
