@@ -37,6 +37,7 @@ from eyas.tool_threads import After, Policy
 from eyas.tools.results import request_for
 from eyas.tools.sources import NEAREST, NoResult
 from eyas.trace import Rejected
+from eyas.usage import Usage
 
 _COUNT_REST_S = 10.0
 _LINES_REPORTED = 20
@@ -165,6 +166,7 @@ class _Loop:
             order=session.order,
         )
         self._answering = Answering(session, self._pool, self._feed, self._common)
+        self._usage = Usage(self._pool.servers)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-feed")
         self._fleet = Fleet(
             self._pool,
@@ -182,7 +184,7 @@ class _Loop:
         self._reported = Counter[bool]()
         self._said: set[str] = set()
         self._began = time.monotonic()
-        self._interrupted = False
+        self._interrupted = self._all_begun = False
         self._stopped: str | None = None
         self._workers = 0
 
@@ -204,6 +206,7 @@ class _Loop:
                     raise error
             for task in around:
                 task.cancel()
+            self._look_at_use()
             await self._pool.close()
             return await self._finish(loop)
         finally:
@@ -236,6 +239,8 @@ class _Loop:
             new=writer.done + writer.rejected,
             prompt_tokens=self._progress.prompt_tokens,
             output_tokens=self._progress.output_tokens,
+            cached_tokens=self._progress.cached_tokens,
+            use=self._progress.use,
             seconds=time.monotonic() - self._began,
             input_known=known,
             interrupted=self._interrupted,
@@ -308,6 +313,9 @@ class _Loop:
                 while self._writer.backlog > _BACKLOG:
                     await asyncio.sleep(0.02)
             self._queue.put_nowait(None)  # for the next worker
+            if not self._all_begun:
+                self._look_at_use()
+                self._all_begun = True
         except Exception:
             self._cancel()
             raise
@@ -325,7 +333,8 @@ class _Loop:
         progress = self._progress
         progress.prompt_tokens += len(job.prompt_ids)
         progress.output_tokens += len(trace.output_ids)
-        progress.cached_tokens += generation.cached_tokens or 0
+        if generation.cached_tokens is not None:
+            progress.cached_tokens = (progress.cached_tokens or 0) + generation.cached_tokens
         finish = trace.finish_reason
         progress.finish_reasons[finish] = progress.finish_reasons.get(finish, 0) + 1
         progress.truncated += not answered.complete
@@ -440,8 +449,13 @@ class _Loop:
     async def _tick(self) -> None:
         while True:
             self._employ()
+            self._look_at_use()
             self._report_progress()
             await asyncio.sleep(0.5)
+
+    def _look_at_use(self) -> None:
+        left = not self._all_begun or self._pool.waiting > 0
+        self._progress.use = self._usage.look(left=left)
 
     def _report_progress(self) -> None:
         """Tell how it stands. What shows it must not end the capture, whatever it raises."""

@@ -107,7 +107,7 @@ def _samples(progress: Progress, rates: Rates) -> Iterator[Sample]:
     yield "eyas_rows_durable_total", {}, progress.new
     yield "eyas_prompt_tokens_total", {}, progress.prompt_tokens
     yield "eyas_output_tokens_total", {}, progress.output_tokens
-    yield "eyas_cached_prompt_tokens_total", {}, progress.cached_tokens
+    yield "eyas_cached_prompt_tokens_total", {}, progress.cached_tokens or 0
     yield "eyas_seconds_total", {}, progress.seconds
     yield "eyas_input_rows", {"state": "done"}, progress.done
     yield "eyas_input_rows", {"state": "rejected"}, progress.rejected

@@ -22,6 +22,18 @@ class ServerProgress:
     output_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How full the servers' places were, 0 to 1; None where they offered none."""
+
+    share: float | None = None
+    """Of the whole time."""
+    share_with_rows_left: float | None = None
+    """As long as there were rows that were not begun: what is missing here was missed."""
+    below_half_s: float = 0.0
+    """How long at the end fewer than half of the places were in use."""
+
+
 @dataclass(slots=True)
 class Progress:
     """A capture as it stands. Figures are of durable rows and finished answers."""
@@ -38,10 +50,11 @@ class Progress:
     """Rows decided by this capture."""
     prompt_tokens: int = 0
     output_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that a server had in its cache."""
+    cached_tokens: int | None = None
+    """Prompt tokens that a server had in its cache; None where none tells."""
     in_flight: int = 0
     servers: list[ServerProgress] = field(default_factory=list)
+    use: Use = Use()
     finish_reasons: dict[str, int] = field(default_factory=dict)
     """Answers by ``stop`` and ``length``, and refused rows by their reason."""
     seconds: float = 0.0
@@ -79,6 +92,9 @@ class Summary:
     interrupted: bool = False
     stopped: str | None = None
     """Why the capture ended early, as a sentence."""
+    cached_tokens: int | None = None
+    """Prompt tokens that a server had in its cache; None where none tells."""
+    use: Use = Use()
     reasons: dict[str, int] = field(default_factory=dict)
     """Rows refused by this capture, by reason."""
     shapes: dict[str, int] = field(default_factory=dict)

@@ -51,7 +51,8 @@ class Tokens(BaseModel):
 
     prompt: int = 0
     output: int = 0
-    cached: int = 0
+    cached: int | None = None
+    """Of the prompt tokens; null where no server tells."""
 
 
 class Speed(BaseModel):
@@ -82,6 +83,14 @@ class Server(BaseModel):
     output_tokens_per_second: float = 0.0
 
 
+class Use(BaseModel):
+    """How full the servers' places were, 0 to 1; see `eyas.progress.Use`."""
+
+    share: float | None = None
+    share_with_rows_left: float | None = None
+    below_half_seconds: float = 0.0
+
+
 class Status(BaseModel):
     """The document."""
 
@@ -101,6 +110,7 @@ class Status(BaseModel):
     """How long no row was finished."""
     in_flight: int = 0
     servers: list[Server] = []
+    use: Use = Use()
     finish_reasons: dict[str, int] = {}
     problems: list[str] = []
     stopped: str | None = None
@@ -176,8 +186,19 @@ def status_of(progress: Progress, rates: Rates) -> Status:
             )
             for server in progress.servers
         ],
+        use=_use(progress),
         finish_reasons={_clean(name): n for name, n in progress.finish_reasons.items()},
         problems=[_clean(line) for line in progress.problems[-_PROBLEMS:]],
+    )
+
+
+def _use(stands: Progress | Summary) -> Use:
+    shares = (stands.use.share, stands.use.share_with_rows_left)
+    whole, before = (None if share is None else round(share, 4) for share in shares)
+    return Use(
+        share=whole,
+        share_with_rows_left=before,
+        below_half_seconds=round(stands.use.below_half_s, 1),
     )
 
 
@@ -245,7 +266,11 @@ class StatusFile:
             }
         )
         tokens = self._status.tokens.model_copy(
-            update={"prompt": summary.prompt_tokens, "output": summary.output_tokens}
+            update={
+                "prompt": summary.prompt_tokens,
+                "output": summary.output_tokens,
+                "cached": summary.cached_tokens,
+            }
         )
         code = summary.exit_code
         states: dict[int, State] = {EXIT_INTERRUPTED: "interrupted", EXIT_PENDING: "stopped"}
@@ -256,6 +281,7 @@ class StatusFile:
             seconds=round(summary.seconds, 3),
             counts=counts,
             tokens=tokens,
+            use=_use(summary),
         )
 
     def __enter__(self) -> Self:

@@ -53,6 +53,19 @@ def _servers(session: Session) -> str:
     return f"{many}{config.concurrency} requests in flight{' at each' if many else ''}"
 
 
+def _use(summary: Summary) -> list[str]:
+    """How full the servers were, and how long they stood half empty at the end."""
+    use = summary.use
+    if use.share is None or not summary.new:
+        return []
+    parts = [f"{use.share:.1%} of places used"]
+    if use.share_with_rows_left is not None:
+        parts.append(f"{use.share_with_rows_left:.1%} while rows were left to begin")
+    if use.below_half_s >= 1:
+        parts.append(f"below half for the last {duration(use.below_half_s)}")
+    return [f"servers   {', '.join(parts)}"]
+
+
 def print_summary(summary: Summary) -> None:
     """The counts, the speed, where the rows lie, and what to do next."""
     about = "" if summary.input_known else "at least "
@@ -76,6 +89,11 @@ def print_summary(summary: Summary) -> None:
     if len(summary.modes) > 1:
         said = ", ".join(f"{mode} {count:,}" for mode, count in summary.modes.items())
         print(f"modes     {printable(said)}")
+    if summary.cached_tokens is not None and summary.prompt_tokens:
+        cached = min(1.0, summary.cached_tokens / summary.prompt_tokens)
+        print(f"cached    {cached:.0%} of the prompt tokens stood in a server's cache")
+    for line in _use(summary):
+        print(line)
     for reason, count in summary.reasons.items():
         print(f"rejected  {count:,} {reason}")
     if summary.done:
