@@ -89,6 +89,12 @@ def test_a_stall_is_seen() -> None:
     assert again.eta_seconds == pytest.approx(before.eta_seconds, rel=0.1)
 
 
+def test_where_lengths_are_known_the_rows_to_come_are_shorter() -> None:
+    """The longest went first: a row took 100 s until now, and all that are left 500 tokens."""
+    snapshots = [at(100 * n, n, output_tokens=1000 * n, output_left=500.0) for n in range(20)]
+    assert run(Pace(), *snapshots).eta_seconds == pytest.approx(50)
+
+
 def test_what_was_only_sent_counts_for_nothing() -> None:
     """A server that takes every request and answers none."""
     rates = run(Pace(), *(at(n, 0, in_flight=1000 + n) for n in range(100)))

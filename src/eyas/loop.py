@@ -430,6 +430,10 @@ class _Loop:
         progress.input, progress.input_known = counts.input, self._feed.all_met
         if position.bytes_total:
             progress.input_fraction = min(1.0, position.bytes_read / position.bytes_total)
+        if self._session.order is not None:
+            left = self._session.order.tokens_left(self._pool.mean_tokens)
+            # Those that are being generated are halfway through, on average.
+            progress.output_left = None if left is None else left + self._pool.expected_tokens / 2
         progress.in_flight = self._pool.in_flight
         progress.servers = [
             ServerProgress(

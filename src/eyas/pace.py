@@ -118,6 +118,9 @@ class Pace:
         rows, span = now.rows - base.rows, now.seconds - base.seconds
         if rows < min(_FIRST_ROWS, left) or rows < 1 or span < _FIRST_S:
             return None
+        tokens = now.output_tokens - base.output_tokens
+        if progress.output_left is not None and tokens:  # the rows to come are shorter
+            return progress.output_left * span / tokens
         return left * span / rows
 
     def _before(self, seconds: float, rows: int | None = None) -> _Mark:

@@ -46,6 +46,8 @@ class Progress:
     input_known: bool = False
     input_fraction: float | None = None
     """How much of the input files was read, 0 to 1; None for standard input."""
+    output_left: float | None = None
+    """Output tokens that are still to come, where an earlier run tells how long answers are."""
     new: int = 0
     """Rows decided by this capture."""
     prompt_tokens: int = 0

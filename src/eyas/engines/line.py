@@ -91,11 +91,13 @@ class Line:
 
     def hand_out(self, server: Server | None = None) -> None:
         """Give free places (of one server) to those who wait."""
+        if server is not None:
+            while self._waiters and server.free > 0 and self._serve(server):
+                pass
+            return
         while self._waiters:
-            servers = self._servers if server is None else (server,)
-            free = sorted((s for s in servers if s.free > 0), key=_fullness)
-            given = next((s for s in free if self._serve(s)), None)
-            if given is None:
+            free = sorted((s for s in self._servers if s.free > 0), key=_fullness)
+            if not any(self._serve(s) for s in free):
                 return
 
     def fail(self, error: Exception) -> None:

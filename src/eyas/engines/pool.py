@@ -105,6 +105,20 @@ class Pool:
         return sum(len(server.attempts) for server in self.servers)
 
     @property
+    def mean_tokens(self) -> float:
+        """Output tokens of an answer so far."""
+        return self._outlook.mean_tokens
+
+    @property
+    def expected_tokens(self) -> float:
+        """Output tokens that the answers to all requests in flight are expected to have."""
+        return sum(
+            attempt.tokens or self.mean_tokens
+            for server in self.servers
+            for attempt in server.attempts.values()
+        )
+
+    @property
     def capacity(self) -> int:
         """Requests that keep the servers full, those that wait to be tried again besides.
 
@@ -150,7 +164,7 @@ class Pool:
         marks = self._line.marks(request.prompt_ids, group) if several else ()
         again = False
         while True:
-            company = await self._suspects.enter(tries, self._places)
+            company = await self._suspects.enter(tries, self._places) if tries.downs else 0
             generation, error = None, None
             try:
                 if self._stopped is not None:

@@ -6,7 +6,7 @@ short for its beginning to matter costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from eyas.engines.server import Server
 from eyas.ids import pack
@@ -42,11 +42,11 @@ class Prefixes:
             marks.insert(0, hash(group))
         return tuple(marks)
 
-    def holders(self, marks: Marks, servers: Iterable[Server]) -> list[Server]:
+    def holders(self, marks: Marks, servers: Sequence[Server]) -> list[Server]:
         """Those of some servers that are likely to hold the longest beginning that only some do."""
         for mark in marks:
             known = self._servers.get(mark)
-            if known:
+            if known and len(known) < len(servers):
                 usable = [server for server in servers if server.usable]
                 holding = [server for server in usable if server in known]
                 if holding and len(holding) < len(usable):
