@@ -16,6 +16,7 @@ from eyas.errors import TemplateRefusal
 from eyas.modes import Mode, Modes
 from eyas.tokens import ChatTemplate, Profile, Tokenizer
 from eyas.tokens.control_text import CannotEscape, control_strings, escape, given_text
+from eyas.tokens.refusals import explain
 from eyas.tools.answers import Answer, with_calls
 from eyas.tools.form import ToolForm, tool_form
 from eyas.tools.packaged import EXTRA, typescript
@@ -139,7 +140,8 @@ class Prompting:
         except CannotEscape as error:
             return Refusal("control_text", f"{self._held(chat)}, and cannot be escaped: {error}")
         except TemplateRefusal as error:
-            return Refusal("template_refused", str(error))
+            why = explain(template, chat.messages, chat.tools, error)
+            return Refusal("template_refused", why)
 
     def _written(
         self,

@@ -20,6 +20,7 @@ from eyas.probe.calls import look_at_calls
 from eyas.probe.facts import look_at_class, look_at_end, look_at_history, look_at_rendering
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.facts import TemplateFacts, template_facts
+from eyas.tokens.refusals import explain
 from eyas.tokens.stand_in import stand_in
 from eyas.tokens.template_files import TemplateText, read_template_file
 from eyas.tools.form import tool_form
@@ -93,7 +94,8 @@ class TemplatePage:
                 scene.messages, add_generation_prompt=not scene.answered, tools=scene.tools
             )
         except TemplateRefusal as error:
-            return Rendering(scene, None, None, str(error))
+            why = explain(self.template, scene.messages, scene.tools, error)
+            return Rendering(scene, None, None, why)
         return Rendering(
             scene, text, self.tokenizer.encode(text) if self.own_tokenizer else None, None
         )
