@@ -77,8 +77,8 @@ class Prompting:
 
     def prompt(self, chat: Chat) -> list[int] | Refusal:
         """The prompt ids of one chat, or why it has none."""
-        text = self._render(chat)
-        return self.tokenizer.encode(text) if isinstance(text, str) else text
+        made = self._render(chat)
+        return self.tokenizer.encode(made) if isinstance(made, str) else made
 
     def has_control_text(self, chat: Chat) -> bool:
         """Whether the text that was given holds a control string; the target's own answers are
@@ -148,13 +148,13 @@ class Prompting:
         template: ChatTemplate,
         messages: Sequence[Message],
         tools: list[dict[str, Any]] | None,
-    ) -> str:
+    ) -> str | list[int]:
         more: dict[str, Any] = {}
-        if tools and _TYPESCRIPT in template.reads:
+        if tools and _TYPESCRIPT in template.reads and not template.by_function:
             more[_TYPESCRIPT] = typescript(self.tokenizer, tools)
             if more[_TYPESCRIPT] is None:
                 raise _Unwritten
-        return template.render(messages, tools=tools, **more)
+        return template.prompt(messages, tools, **more)
 
     def _held(self, chat: Chat) -> str:
         """Where the first control string stands, in words; "" where there is none."""

@@ -33,6 +33,9 @@ strings, and marks before and after one. Each mark says of which string it is, s
 the template parted from its string is not taken for that of a neighbour."""
 
 
+_Render = Callable[[list[Message], list[dict[str, Any]] | None], str | list[int]]
+
+
 class CannotEscape(Exception):
     """Control text that cannot be written as plain text; the message says why."""
 
@@ -71,7 +74,7 @@ def given_text(messages: Sequence[Message]) -> list[Message]:
 
 def escape(
     tokenizer: Tokenizer,
-    render: Callable[[list[Message], list[dict[str, Any]] | None], str],
+    render: _Render,
     messages: Sequence[Message],
     tools: list[dict[str, Any]] | None,
 ) -> list[int]:
@@ -91,7 +94,9 @@ def escape(
     chat = list(messages)
     text = render(chat, tools)
     if not control_strings(tokenizer, [*chat, tools]):
-        return tokenizer.encode(text)
+        return tokenizer.encode(text) if isinstance(text, str) else text
+    if not isinstance(text, str):
+        raise CannotEscape("the template function makes ids, and decides itself what they are of")
     pattern = tokenizer.control_pattern
     assert pattern is not None
     held = "".join([text, *texts_in([*chat, tools])])
@@ -107,7 +112,7 @@ def escape(
 def _spans_given(
     pattern: re.Pattern[str],
     number_of: dict[str, int],
-    render: Callable[[list[Message], list[dict[str, Any]] | None], str],
+    render: _Render,
     messages: list[Message],
     tools: list[dict[str, Any]] | None,
     text: str,
@@ -117,6 +122,8 @@ def _spans_given(
         try:
             rendered = render(_map(mark, messages), None if tools is None else _map(mark, tools))
         except TemplateRefusal:
+            continue
+        if not isinstance(rendered, str):
             continue
         spans, plain = _read_marks(pattern, number_of, rendered)
         if plain == text:
