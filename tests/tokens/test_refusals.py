@@ -30,8 +30,6 @@ def explained(source: str, messages: list[Message], tools: Any = None) -> str:
     [
         ("{{ messages[0].content + 'x' }}", [PARTS], None,
          "with content as text instead of a list of parts"),
-        ("{{ messages[0].content[0].text + 'x' }}", [user()], None,
-         "with content as a list of parts instead of text"),
         ("{{ messages[1].content + 'x' }}", tool_cycle(arguments_as_text=True, content=None), None,
          "with an empty text where content is null"),
         ("{{ messages[1].tool_calls[0].function.arguments.items() }}",
@@ -70,6 +68,18 @@ def test_where_nothing_helps_the_templates_words_are_all() -> None:
     assert explained("{{ raise_exception('never') }}", [user(), answer()]) == (
         "the chat template refuses: never"
     )
+
+
+def test_parts_that_are_wanted() -> None:
+    said = explained("{{ messages[0].content[0].text + 'x' }}", [user()])
+    assert said.endswith(
+        "(it takes the conversation with content as a list of parts instead of text)"
+    )
+
+
+def test_parts_that_would_only_be_printed_are_no_help() -> None:
+    source = "{{ raise_exception('no') if 'x' in messages[0].content }}" + SHOWS
+    assert explained(source, [user("x")]) == "the chat template refuses: no"
 
 
 def test_messages_that_are_odd_in_every_way_are_survived() -> None:

@@ -17,6 +17,7 @@ from eyas.tokens.chat_template import ChatTemplate
 Tools = list[dict[str, Any]] | None
 _Change = Callable[[Message], Message]
 
+_PRINTED = re.compile(r"""["']type["']: ["']text["']""")
 _UNDEFINED = re.compile(r"'(\w+)' is undefined")
 
 
@@ -37,8 +38,10 @@ def explain(
         return f"{said} (it asks for {missing[1]}, which --template-kwargs can give)"
     for what, others, their_tools in _others(list(messages), tools):
         try:
-            template.render(others, tools=their_tools)
+            text = template.render(others, tools=their_tools)
         except TemplateRefusal:
+            continue
+        if _PRINTED.search(text):  # it takes parts only to print them
             continue
         return f"{said} (it takes the conversation {what})"
     return said
