@@ -138,7 +138,8 @@ class Prompting:
             reason = "tools_unwritten"
             return Refusal(reason, f"{PROMPT_REASONS[reason]} (as TypeScript); {EXTRA} knows how")
         except CannotEscape as error:
-            return Refusal("control_text", f"{self._held(chat)}, and cannot be escaped: {error}")
+            held = self._held(chat) or "an earlier answer holds control strings"
+            return Refusal("control_text", f"{held}, which cannot be escaped: {error}")
         except TemplateRefusal as error:
             why = explain(template, chat.messages, chat.tools, error)
             return Refusal("template_refused", why)
