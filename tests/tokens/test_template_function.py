@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import sys
@@ -179,6 +180,29 @@ def test_the_hash_is_of_file_and_name(file: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere.py"
     shutil.copy(file, moved)
     assert loaded(moved, "prompt")[1].hash == loaded(file, "prompt")[1].hash
+
+
+def test_the_hash_is_of_what_lies_beside_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's encoder is mostly imported by a function of one's own."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    encoder, own = tmp_path / "encoder_of_a_model.py", tmp_path / "own_prompts.py"
+    own.write_text(
+        "import json\nfrom encoder_of_a_model import encode\n"
+        "def prompt(messages, tools, template_kwargs):\n    return encode(messages)\n"
+    )
+    hashes = set()
+    for mark in ("<|user|>", "<|system|>"):
+        encoder.write_text(f"def encode(messages):\n    return {mark!r} + messages[0]['content']\n")
+        sys.modules.pop("encoder_of_a_model", None)
+        importlib.invalidate_caches()
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        template = loaded(own, "prompt")[1]
+        assert template.prompt(said("Hi")) == f"{mark}Hi"
+        hashes.add(template.hash)
+    sys.modules.pop("encoder_of_a_model", None)
+    assert len(hashes) == 2
 
 
 def test_modules_and_what_lies_inside(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ def load_function(spec: str) -> TemplateFunction:
             f"--chat-template {spec}: {place} has no source file, so it could not be told whether "
             "a run is continued with the same function"
         )
-    code = Path(file).read_bytes()
+    code = [path.read_bytes() for path in (Path(file), *_beside(module, Path(file)))]
     takes_prompt = _takes_prompt(function, spec)
 
     def call(
@@ -215,8 +215,8 @@ def load_function(spec: str) -> TemplateFunction:
     return TemplateFunction(
         name=f"{Path(place).name}:{name}",
         call=call,
-        source=code.decode("utf-8", "replace"),
-        hash=hashlib.sha256(name.encode() + b"\0" + code).hexdigest(),
+        source="\n".join(text.decode("utf-8", "replace") for text in code),
+        hash=hashlib.sha256(b"\0".join([name.encode(), *code])).hexdigest(),
         prompts_only=not takes_prompt,
     )
 
@@ -227,13 +227,13 @@ def _module(place: str, spec: str) -> Any:
             path = Path(place)
             if not path.is_file():
                 raise TokenizerError(f"--chat-template {spec}: there is no file {place}")
+            _find_in(path.parent)
             known = importlib.util.spec_from_file_location(path.stem, path)
             assert known is not None and known.loader is not None
             module = importlib.util.module_from_spec(known)
             known.loader.exec_module(module)
             return module
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
+        _find_in(Path.cwd())
         return importlib.import_module(place)
     except TokenizerError:
         raise
@@ -242,6 +242,27 @@ def _module(place: str, spec: str) -> Any:
             f"--chat-template {spec}: {place} cannot be imported "
             f"({type(error).__name__}: {error}); run where it can be, or give file.py:function"
         ) from error
+
+
+def _find_in(directory: Path) -> None:
+    """Let modules be found in a directory, as if Python had been started there."""
+    place = str(directory.absolute())
+    if place not in sys.path:
+        sys.path.append(place)
+
+
+def _beside(module: Any, file: Path) -> list[Path]:
+    """The files in the module's own directory of what it imported, in order."""
+    found: set[Path] = set()
+    for value in vars(module).values():
+        imported = value if inspect.ismodule(value) else inspect.getmodule(value)
+        place = getattr(imported, "__file__", None)
+        if place is not None:
+            found.add(Path(place).resolve())
+    file = file.resolve()
+    return sorted(
+        path for path in found if path.parent == file.parent and path != file and path.is_file()
+    )
 
 
 def _takes_prompt(function: Any, spec: str) -> bool:
