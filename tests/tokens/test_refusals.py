@@ -70,6 +70,15 @@ def test_where_nothing_helps_the_templates_words_are_all() -> None:
     )
 
 
+@pytest.mark.parametrize("made", ["{{ messages | from_json }}", "{{ messages.append(1) }}"])
+def test_templates_of_other_renderers(made: str) -> None:
+    """llama.cpp has a filter from_json and lets lists be appended to; transformers does not."""
+    said = explained("{% if messages %}" + made + "{% endif %}", [user()])
+    assert said.endswith(
+        "(it was written for another renderer than transformers, such as llama.cpp's)"
+    )
+
+
 def test_parts_that_are_wanted() -> None:
     said = explained("{{ messages[0].content[0].text + 'x' }}", [user()])
     assert said.endswith(

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
 from eyas.tokens.tokenizer import Tokenizer
@@ -59,12 +61,27 @@ def control_strings(tokenizer: Tokenizer, value: Any) -> list[str]:
     pattern = tokenizer.control_pattern
     if pattern is None:
         return []
-    return [
-        string
-        for text in texts_in(value)
-        if tokenizer.has_control_text(text)
-        for string in pattern.findall(text)
-    ]
+    if not _may_hold(tokenizer, value):
+        return []
+    return pattern.findall("\0".join(texts_in(value)))
+
+
+def _may_hold(tokenizer: Tokenizer, value: Any) -> bool:
+    """A quick look at all texts together, as JSON; most rows hold no control string."""
+    if _odd(tokenizer):
+        return True
+    try:
+        whole = orjson.dumps(value).decode()
+    except TypeError:  # half a surrogate pair, or a number of more than 64 bits
+        return True
+    return tokenizer.has_control_text(whole)
+
+
+@lru_cache(maxsize=2)
+def _odd(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Control strings that JSON would write in another way."""
+    escaped = re.compile(r'["\\\x00-\x1f]')
+    return tuple(text for text in tokenizer.control if text.strip() and escaped.search(text))
 
 
 def given_text(messages: Sequence[Message]) -> list[Message]:

@@ -18,6 +18,7 @@ Tools = list[dict[str, Any]] | None
 _Change = Callable[[Message], Message]
 
 _PRINTED = re.compile(r"""["']type["']: ["']text["']""")
+_ELSEWHERE = re.compile(r"No (?:filter|test) named|attribute '\w+' of '\w+' object is unsafe")
 _UNDEFINED = re.compile(r"'(\w+)' is undefined")
 
 
@@ -44,6 +45,10 @@ def explain(
         if _PRINTED.search(text):  # it takes parts only to print them
             continue
         return f"{said} (it takes the conversation {what})"
+    if _ELSEWHERE.search(said):
+        return (
+            f"{said} (it was written for another renderer than transformers, such as llama.cpp's)"
+        )
     return said
 
 
