@@ -22,6 +22,7 @@ from pydantic import (
 from eyas.errors import ConfigError
 from eyas.modes import parse_mix
 from eyas.shard import Shard
+from eyas.tokens.template_files import is_function
 
 _Config = TypeVar("_Config", bound="TargetConfig")
 
@@ -54,7 +55,11 @@ class TargetConfig(BaseModel):
     """The chat template's switches, such as ``{"thinking": true}``; or a list of such, each with a
     ``weight``, of which each conversation's sample is given one."""
     chat_template: str | None = None
-    """A template file that replaces the model's own."""
+    """A template file that replaces the model's own, or ``module:function`` that makes prompts."""
+    trust_remote_code: bool = False
+    """Run the code beside the tokenizer, for models that make their prompts in Python."""
+    revision: str | None = None
+    """Which commit, branch or tag of a hub id; with `trust_remote_code` a commit."""
     control_text: Literal["allow", "escape", "refuse"] = "allow"
     """What becomes of control strings in the text of messages and tools: control ids, as serving
     makes of them; plain text; or the row is rejected."""
@@ -167,14 +172,23 @@ class CaptureConfig(TargetConfig):
         return value
 
 
-def make_config(given: dict[str, Any], file: str | Path | None = None) -> CaptureConfig:
+def make_config(
+    given: dict[str, Any], file: str | Path | None = None, *, trusted: bool = False
+) -> CaptureConfig:
     """A capture's configuration from a YAML file and the values given beside it, which win.
+
+    Args:
+        given: what was said on the command line.
+        file: the YAML file.
+        trusted: whether code that the file names may be run.
 
     Raises:
         ConfigError: naming the field, the rule and the value.
     """
-    values = {**(read_config_file(Path(file)) if file else {}), **given}
-    return _validated(CaptureConfig, values, given, file)
+    read = read_config_file(Path(file)) if file else {}
+    if not trusted:
+        _refuse_code(read, given, file)
+    return _validated(CaptureConfig, {**read, **given}, given, file)
 
 
 def make_target_config(given: dict[str, Any], file: str | Path | None = None) -> TargetConfig:
@@ -184,9 +198,25 @@ def make_target_config(given: dict[str, Any], file: str | Path | None = None) ->
         ConfigError: naming the field, the rule and the value.
     """
     read = read_config_file(Path(file)) if file else {}
+    _refuse_code(read, given, file)
     only_capture = set(CaptureConfig.model_fields) - set(TargetConfig.model_fields)
     values = {**{k: v for k, v in read.items() if k not in only_capture}, **given}
     return _validated(TargetConfig, values, given, file)
+
+
+def _refuse_code(read: dict[str, Any], given: dict[str, Any], file: str | Path | None) -> None:
+    """Raise ConfigError where only a file says that code is to be run: a file may be anyone's."""
+    function = str(read.get("chat_template", ""))
+    if read.get("trust_remote_code") and not given.get("trust_remote_code"):
+        what, again = "trust_remote_code", "--trust-remote-code"
+    elif is_function(function) and "chat_template" not in given:
+        what, again = f"chat_template: {function}", f"--chat-template {function}"
+    else:
+        return
+    raise ConfigError(
+        f"{file} asks for code to be run ({what}), for which a file alone is not trusted: say "
+        f"{again} on the command line as well, if you trust it"
+    )
 
 
 _REQUIRED = {"prompts": "PROMPTS", "out": "--out", "url": "--url", "tokenizer": "--tokenizer"}
@@ -243,9 +273,15 @@ def config_yaml(config: CaptureConfig) -> bytes:
     urls = [f"@{_absolute(u[1:])}" if u.startswith("@") else clean_url(u) for u in config.url]
     values["url"] = urls[0] if len(urls) == 1 else urls
     values["prompts"] = [p if p == "-" else _absolute(p) for p in config.prompts]
-    for name in ("out", "chat_template", "order"):
-        if name in values and values[name] not in ("input", "longest"):
-            values[name] = _absolute(values[name])
+    values["out"] = _absolute(values["out"])
+    if config.order is not None and config.order not in ("input", "longest"):
+        values["order"] = _absolute(config.order)
+    if config.chat_template is not None:
+        place, colon, function = config.chat_template.rpartition(":")
+        if not is_function(config.chat_template):
+            values["chat_template"] = _absolute(config.chat_template)
+        elif place.endswith(".py"):
+            values["chat_template"] = f"{_absolute(place)}{colon}{function}"
     if Path(config.tokenizer).exists():
         values["tokenizer"] = _absolute(config.tokenizer)
     values = {**{name: values[name] for name in _REQUIRED}, **values}

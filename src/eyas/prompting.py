@@ -16,6 +16,7 @@ from eyas.errors import TemplateRefusal
 from eyas.modes import Mode, Modes
 from eyas.tokens import ChatTemplate, Profile, Tokenizer
 from eyas.tokens.control_text import CannotEscape, control_strings, escape, given_text
+from eyas.tokens.refusals import explain
 from eyas.tools.answers import Answer, with_calls
 from eyas.tools.form import ToolForm, tool_form
 from eyas.tools.packaged import EXTRA, typescript
@@ -76,8 +77,8 @@ class Prompting:
 
     def prompt(self, chat: Chat) -> list[int] | Refusal:
         """The prompt ids of one chat, or why it has none."""
-        text = self._render(chat)
-        return self.tokenizer.encode(text) if isinstance(text, str) else text
+        made = self._render(chat)
+        return self.tokenizer.encode(made) if isinstance(made, str) else made
 
     def has_control_text(self, chat: Chat) -> bool:
         """Whether the text that was given holds a control string; the target's own answers are
@@ -137,22 +138,24 @@ class Prompting:
             reason = "tools_unwritten"
             return Refusal(reason, f"{PROMPT_REASONS[reason]} (as TypeScript); {EXTRA} knows how")
         except CannotEscape as error:
-            return Refusal("control_text", f"{self._held(chat)}, and cannot be escaped: {error}")
+            held = self._held(chat) or "an earlier answer holds control strings"
+            return Refusal("control_text", f"{held}, which cannot be escaped: {error}")
         except TemplateRefusal as error:
-            return Refusal("template_refused", str(error))
+            why = explain(template, chat.messages, chat.tools, error)
+            return Refusal("template_refused", why)
 
     def _written(
         self,
         template: ChatTemplate,
         messages: Sequence[Message],
         tools: list[dict[str, Any]] | None,
-    ) -> str:
+    ) -> str | list[int]:
         more: dict[str, Any] = {}
-        if tools and _TYPESCRIPT in template.reads:
+        if tools and _TYPESCRIPT in template.reads and not template.by_function:
             more[_TYPESCRIPT] = typescript(self.tokenizer, tools)
             if more[_TYPESCRIPT] is None:
                 raise _Unwritten
-        return template.render(messages, tools=tools, **more)
+        return template.prompt(messages, tools, **more)
 
     def _held(self, chat: Chat) -> str:
         """Where the first control string stands, in words; "" where there is none."""

@@ -219,6 +219,8 @@ def _open_run(
         manifest.max_new_tokens = config.max_new_tokens
         source = Path(config.tokenizer)
         manifest.tokenizer = str(source.absolute()) if source.exists() else config.tokenizer
+        if config.revision is not None:
+            manifest.tokenizer = f"{config.tokenizer.partition('@')[0]}@{config.revision}"
         manifest.servers = [_server_record(target.info)]
         manifest.versions = {name: _version(name) for name in _LIBRARIES}
         manifest.inputs = list(reader.files)

@@ -17,7 +17,8 @@ from eyas.engines import Engine, Sampling, ServerInfo, connect
 from eyas.errors import ConfigError, ServerUnreachable
 from eyas.modes import Modes, open_modes, parse_mix
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, load_tokenizer
-from eyas.tokens.template_files import TemplateText, read_template_file
+from eyas.tokens.template_files import TemplateText, is_function, read_template_file
+from eyas.tokens.template_function import TemplateFunction, load_function
 
 
 @dataclass(slots=True)
@@ -66,7 +67,12 @@ async def open_target(
     Raises:
         EyasError: with nothing sent and nothing changed.
     """
-    tokenizer = load_tokenizer(config.tokenizer, chat_template=read_template(config.chat_template))
+    tokenizer = load_tokenizer(
+        config.tokenizer,
+        chat_template=read_template(config.chat_template),
+        revision=config.revision,
+        trust_remote_code=config.trust_remote_code,
+    )
     template = _template(config, tokenizer, date, say)
     modes, profile = open_modes(
         tokenizer, template, parse_mix(config.template_kwargs), stop_token_ids=config.stop_token_ids
@@ -154,13 +160,15 @@ def resolve_sampling(config: TargetConfig, tokenizer: Tokenizer) -> Sampling:
     return Sampling(**said, stop_token_ids=tuple(config.stop_token_ids))  # type: ignore[arg-type]
 
 
-def read_template(file: str | None) -> TemplateText | None:
-    """The template of a ``--chat-template`` file; None where none is given.
+def read_template(given: str | None) -> TemplateText | TemplateFunction | None:
+    """What ``--chat-template`` names: a file, or a function; None where nothing is given.
 
     Raises:
-        TokenizerError: if it cannot be read or holds none.
+        TokenizerError: if it cannot be read or loaded, or holds no template.
     """
-    return None if file is None else read_template_file(Path(file))
+    if given is None:
+        return None
+    return load_function(given) if is_function(given) else read_template_file(Path(given))
 
 
 def _template(
@@ -169,12 +177,8 @@ def _template(
     date: dt.date | None,
     say: Callable[[str], None],
 ) -> ChatTemplate | None:
-    if tokenizer.chat_template is None:
-        say(
-            f"tokenizer {tokenizer.source} has no chat template (chat_template.jinja or "
-            "chat_template in tokenizer_config.json): only rows with ready-made prompt_ids can "
-            "be captured; give one with --chat-template FILE"
-        )
+    if not tokenizer.makes_prompts:
+        say(f"{tokenizer.no_template} Rows of messages will be rejected.")
         return None
     return ChatTemplate.of(tokenizer, date=config.date or date)
 

@@ -20,8 +20,10 @@ from eyas.probe.calls import look_at_calls
 from eyas.probe.facts import look_at_class, look_at_end, look_at_history, look_at_rendering
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.facts import TemplateFacts, template_facts
+from eyas.tokens.refusals import explain
 from eyas.tokens.stand_in import stand_in
 from eyas.tokens.template_files import TemplateText, read_template_file
+from eyas.tokens.template_function import TemplateFunction
 from eyas.tools.form import tool_form
 
 _VOCABULARIES = ("tokenizer.json", "tiktoken.model")
@@ -93,10 +95,14 @@ class TemplatePage:
                 scene.messages, add_generation_prompt=not scene.answered, tools=scene.tools
             )
         except TemplateRefusal as error:
-            return Rendering(scene, None, None, str(error))
-        return Rendering(
-            scene, text, self.tokenizer.encode(text) if self.own_tokenizer else None, None
-        )
+            why = explain(self.template, scene.messages, scene.tools, error)
+            return Rendering(scene, None, None, why)
+        return Rendering(scene, text, self._ids(scene, text) if self.own_tokenizer else None, None)
+
+    def _ids(self, scene: Scene, text: str) -> list[int]:
+        if scene.answered:
+            return self.tokenizer.encode(text)
+        return self.template.prompt_ids(self.tokenizer, scene.messages, scene.tools)
 
     def standard_scenes(self) -> list[Scene]:
         """Usual conversations, in the shapes that this template takes."""
@@ -161,9 +167,11 @@ def template_page(
     source: str,
     *,
     tokenizer: str | None = None,
-    chat_template: TemplateText | None = None,
+    chat_template: TemplateText | TemplateFunction | None = None,
     kwargs: Mapping[str, Any] | None = None,
     date: dt.date | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> TemplatePage:
     """Look at a template.
 
@@ -171,9 +179,11 @@ def template_page(
         source: a template's file (Jinja, ``chat_template.json``, ``tokenizer_config.json``), or a
             tokenizer as `load_tokenizer` takes it.
         tokenizer: the template's own tokenizer, where `source` is a file and not beside one.
-        chat_template: a template instead of the tokenizer's.
+        chat_template: a template, or a function, instead of the tokenizer's.
         kwargs: the template's switches.
         date: what templates that print the day show.
+        revision: which commit, branch or tag of a hub id.
+        trust_remote_code: run the model's own code, see `load_tokenizer`.
 
     Raises:
         TokenizerError: if there is no template, or it is not valid.
@@ -186,11 +196,16 @@ def template_page(
     else:
         tokenizer = tokenizer or source
     if tokenizer is None:
-        assert chat_template is not None
+        assert isinstance(chat_template, TemplateText)
         stood_in, template, profile = stand_in(chat_template, kwargs=kwargs, date=date)
         facts = template_facts(stood_in, template, profile)
         return TemplatePage(source, stood_in, False, template, profile, facts)
-    loaded = load_tokenizer(tokenizer, chat_template=chat_template)
+    loaded = load_tokenizer(
+        tokenizer,
+        chat_template=chat_template,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
     template = ChatTemplate.of(loaded, kwargs=kwargs, date=date)
     profile = build_profile(loaded, template)
     return TemplatePage(

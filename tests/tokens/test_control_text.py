@@ -123,6 +123,19 @@ def test_it_is_found_wherever_people_write(tokenizer: Tokenizer) -> None:
     assert control_strings(tokenizer, [{"role": "user", "content": "a < b |> c"}, None]) == []
 
 
+def test_control_strings_that_json_would_escape_are_found(tokenizer: Tokenizer) -> None:
+    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend.add_tokens([AddedToken('<"end">', normalized=False)])
+    own = dataclasses.replace(tokenizer, backend=backend)
+    assert control_strings(own, said('a <"end"> b')) == ['<"end">']
+    assert control_strings(own, said("a b")) == []
+
+
+def test_values_that_are_no_json_are_looked_through(tokenizer: Tokenizer) -> None:
+    assert control_strings(tokenizer, [{"content": "\ud800 <think>", "n": 2**70}]) == ["<think>"]
+    assert control_strings(tokenizer, [{"content": "\ud800", "n": 2**70}]) == []
+
+
 def test_white_space_is_no_control_string(tokenizer: Tokenizer) -> None:
     """Gemma's vocabulary adds runs of line feeds, others runs of spaces: ordinary text."""
     backend = Backend.from_str(tokenizer.backend.to_str())

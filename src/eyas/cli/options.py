@@ -54,7 +54,21 @@ TemplateKwargs = Annotated[
     ),
 ]
 ChatTemplateFile = Annotated[
-    str | None, typer.Option(help="Template file instead of the model's own.")
+    str | None,
+    typer.Option(
+        help="Template file instead of the model's own, or a Python function: module:function or "
+        "file.py:function (messages, tools, template_kwargs) that returns text or ids."
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool | None,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the model's own tokenizer code to make prompts; a hub id needs --revision COMMIT.",
+    ),
+]
+Revision = Annotated[
+    str | None, typer.Option(help="Which commit, branch or tag of a tokenizer's hub id.")
 ]
 ControlText = Annotated[
     str | None,

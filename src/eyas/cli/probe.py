@@ -45,6 +45,8 @@ def command(
     system: options.System = None,
     template_kwargs: options.TemplateKwargs = None,
     chat_template: options.ChatTemplateFile = None,
+    trust_remote_code: options.TrustRemoteCode = None,
+    revision: options.Revision = None,
     control_text: options.ControlText = None,
     date: options.Date = None,
     api_key_env: options.ApiKeyEnv = None,

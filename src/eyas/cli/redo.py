@@ -34,6 +34,11 @@ def command(
     url: options.Url = None,
     concurrency: options.Concurrency = None,
     api_key_env: options.ApiKeyEnv = None,
+    trust_remote_code: bool = typer.Option(
+        False,
+        "--trust-remote-code",
+        help="Run the code that the run's configuration names to make prompts.",
+    ),
     no_probe: bool = typer.Option(False, "--no-probe", help="Skip the probe that comes first."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
@@ -75,7 +80,7 @@ def command(
     given |= {name: value for name, value in more.items() if value is not None}
     if (read_config_file(file).get("continue_to") or budget + 1) <= budget:
         given["on_length"] = "keep"  # it was continued as far as it was to be
-    config = make_config(given, file)
+    config = make_config(given, file, trusted=trust_remote_code)
     if "-" in config.prompts:
         raise ConfigError(
             f"{run} was captured from standard input, which redo cannot read again; "

@@ -35,6 +35,8 @@ def command(
     tokenizer: options.TokenizerSource = None,
     chat_template: options.ChatTemplateFile = None,
     template_kwargs: options.TemplateKwargs = None,
+    trust_remote_code: options.TrustRemoteCode = None,
+    revision: options.Revision = None,
     date: options.Date = None,
     messages: str = typer.Option(
         None,
@@ -70,6 +72,8 @@ def command(
         chat_template=read_template(chat_template),
         kwargs=options.one_mode(template_kwargs) if template_kwargs else None,
         date=day,
+        revision=revision,
+        trust_remote_code=bool(trust_remote_code),
     )
     scenes = page.standard_scenes() if messages is None else [read_scene(Path(messages))]
     renderings = [page.render(scene) for scene in scenes]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from eyas.cli import options
 from eyas.errors import EXIT_OK, EXIT_REJECTED, ConfigError
+
+if TYPE_CHECKING:
+    from eyas.tokens import Tokenizer
 
 NAME = "verify"
 EPILOG = """\b
@@ -32,6 +37,8 @@ def command(
         help="The target's tokenizer files; a run knows its own.",
     ),
     chat_template: options.ChatTemplateFile = None,
+    trust_remote_code: options.TrustRemoteCode = None,
+    revision: options.Revision = None,
     template_kwargs: options.TemplateKwargs = None,
     rescore: int = typer.Option(
         None, min=1, metavar="N", help="Score N rows of a run again on the server, at random."
@@ -61,7 +68,8 @@ def command(
     findings = Findings(None if as_json else print_finding)
     more: dict[str, Any] = {}
     if len(what) == 1 and Path(what[0]).is_dir() and _looks_like_run(Path(what[0])):
-        _verify_run(what[0], findings, tokenizer, chat_template, rescore, url, seed, api_key_env)
+        load = _loader(chat_template, revision, trust_remote_code)
+        _verify_run(what[0], findings, tokenizer, load, rescore, url, seed, api_key_env)
     else:
         if any(Path(path).is_dir() and _looks_like_run(Path(path)) for path in what):
             raise ConfigError("runs are verified one at a time; give one run, or files")
@@ -72,9 +80,8 @@ def command(
             raise ConfigError(
                 f"{what[0]} is not a run, so the target must be named: --tokenizer DIR_OR_ID"
             )
-        more = _verify_files(
-            what, findings, tokenizer, chat_template, template_kwargs, limit, max_length
-        )
+        own = _loader(chat_template, revision, trust_remote_code)(tokenizer)
+        more = _verify_files(what, findings, own, template_kwargs, limit, max_length)
     if as_json:
         print(json.dumps({"ok": not findings.failed, "findings": findings.as_dicts(), **more}))
     else:
@@ -91,11 +98,26 @@ def _looks_like_run(path: Path) -> bool:
     return is_run(path) or (path / "traces").is_dir()
 
 
+def _loader(
+    chat_template: str | None, revision: str | None, trust_remote_code: bool | None
+) -> Callable[[str], Tokenizer]:
+    """What loads a tokenizer with the template that was named for it."""
+    from eyas.target import read_template
+    from eyas.tokens import load_tokenizer
+
+    return partial(
+        load_tokenizer,
+        chat_template=read_template(chat_template),
+        revision=revision,
+        trust_remote_code=bool(trust_remote_code),
+    )
+
+
 def _verify_run(
     path: str,
     findings: Any,
     tokenizer_source: str | None,
-    chat_template: str | None,
+    load: Callable[[str], Tokenizer],
     rescore: int | None,
     url: str | None,
     seed: int,
@@ -103,13 +125,10 @@ def _verify_run(
 ) -> None:
     from eyas.cli.live import Live
     from eyas.store import Run
-    from eyas.target import read_template
-    from eyas.tokens import load_tokenizer
     from eyas.verify.run import verify_run
 
     run = Run(path)
-    source = tokenizer_source or run.manifest.tokenizer
-    tokenizer = load_tokenizer(source, chat_template=read_template(chat_template))
+    tokenizer = load(tokenizer_source or run.manifest.tokenizer)
     with Live(sys.stderr) as live:
         verify_run(run, tokenizer, findings, on_row=live.count("rows checked"))
     if rescore is not None:
@@ -155,21 +174,16 @@ def _rescore(
 def _verify_files(
     files: list[str],
     findings: Any,
-    tokenizer_source: str,
-    chat_template: str | None,
+    tokenizer: Tokenizer,
     template_kwargs: str | None,
     limit: int | None,
     max_length: int | None,
 ) -> dict[str, Any]:
-    from eyas.target import read_template
-    from eyas.tokens import ChatTemplate, build_profile, load_tokenizer
+    from eyas.tokens import ChatTemplate, build_profile
     from eyas.verify import verify_file
 
-    tokenizer = load_tokenizer(tokenizer_source, chat_template=read_template(chat_template))
     kwargs = options.one_mode(template_kwargs) if template_kwargs else {}
-    template = (
-        ChatTemplate.of(tokenizer, kwargs=kwargs) if tokenizer.chat_template is not None else None
-    )
+    template = ChatTemplate.of(tokenizer, kwargs=kwargs) if tokenizer.makes_prompts else None
     profile = build_profile(tokenizer, template)
     report = verify_file(
         files, tokenizer, template, profile, findings, limit=limit, max_length=max_length

@@ -150,9 +150,7 @@ async def probe_target(
         findings.add(
             "template",
             "warning",
-            f"tokenizer {target.tokenizer.source} has no chat template, so rows of messages would "
-            "all be rejected and only ready-made prompt_ids captured; give one with "
-            "--chat-template FILE",
+            f"{target.tokenizer.no_template} Rows of messages would all be rejected",
         )
     if len(target.config.url) > 1 or target.config.url[0].startswith("@"):
         findings.add(

@@ -30,15 +30,16 @@ async def _look_at(target: Target, mode: Mode, findings: Findings) -> None:
     name = f"mode {mode.text}"
     first = target.modes.each[0]
     try:
-        text = mode.template.render(question_messages(target))
+        prompt_ids = mode.template.prompt_ids(target.tokenizer, question_messages(target))
     except TemplateRefusal as refusal:
         findings.add("modes", "failed", f"{name}: {QUESTION!r} cannot be rendered: {refusal}")
         return
-    prompt_ids = target.tokenizer.encode(text)
     tail = target.tokenizer.decode(prompt_ids[-4:])
     does = f"{name} {_REASONING[mode.reasoning]} (it ends {tail!r} {prompt_ids[-4:]})"
     evidence = {"template_kwargs": mode.kwargs, "prompt_ids": prompt_ids}
-    if first.template is not None and text == first.template.render(question_messages(target)):
+    if first.template is not None and prompt_ids == first.template.prompt_ids(
+        target.tokenizer, question_messages(target)
+    ):
         findings.add(
             "modes",
             "warning",

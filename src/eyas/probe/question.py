@@ -82,12 +82,13 @@ def render_question(target: Target) -> tuple[list[dict[str, Any]] | None, list[i
     if target.template is None:
         return None, target.tokenizer.encode(QUESTION)
     messages = question_messages(target)
-    text = target.template.render(messages)
+    made = target.template.prompt(messages)
+    text = made if isinstance(made, str) else target.tokenizer.decode(made)
     if QUESTION not in text:
         raise TemplateRefusal(
             f"the chat template leaves the user's text out of the prompt: {text[-200:]!r}"
         )
-    return messages, target.tokenizer.encode(text)
+    return messages, target.tokenizer.encode(made) if isinstance(made, str) else made
 
 
 async def ask(target: Target, findings: Findings) -> Answers | None:

@@ -275,7 +275,7 @@ async def look_at_served_template(target: Target, findings: Findings) -> None:
         return
     messages = question_messages(target)
     try:
-        text = target.template.render(messages)
+        ours = target.template.prompt_ids(target.tokenizer, messages)
         theirs = await target.engine.render(messages, target.modes.each[0].kwargs)
     except TemplateRefusal:
         return  # the question itself says so
@@ -289,7 +289,6 @@ async def look_at_served_template(target: Target, findings: Findings) -> None:
             "the server has no page that renders messages, so its template cannot be compared",
         )
         return
-    ours = target.tokenizer.encode(text)
     same_text = isinstance(theirs, str)
     other_tokenizer = False
     if isinstance(theirs, str):  # llama.cpp renders text; its own ids of it are asked for as well

@@ -14,7 +14,7 @@ import datetime as dt
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal, TokenizerError
@@ -23,6 +23,9 @@ from eyas.tokens.tokenizer import Tokenizer, quiet_transformers
 
 class ChatTemplate:
     """A chat template with its switches, for one run."""
+
+    by_function: ClassVar[bool] = False
+    """Whether Python makes the prompts, and not Jinja."""
 
     def __init__(
         self,
@@ -91,12 +94,14 @@ class ChatTemplate:
         Raises:
             TokenizerError: if none came with it.
         """
-        if tokenizer.chat_template is None:
-            raise TokenizerError(
-                f"tokenizer {tokenizer.source} has no chat template: neither chat_template.jinja "
-                "nor chat_template in tokenizer_config.json. Give one with --chat-template FILE, "
-                "or give ready-made prompt_ids."
+        if tokenizer.template_function is not None:
+            from eyas.tokens.template_function import FunctionTemplate
+
+            return FunctionTemplate(
+                tokenizer.template_function, tokenizer, kwargs=kwargs, date=date
             )
+        if tokenizer.chat_template is None:
+            raise TokenizerError(tokenizer.no_template)
         return cls(
             tokenizer.chat_template,
             tool_source=tokenizer.tool_template,
@@ -141,6 +146,29 @@ class ChatTemplate:
         if any(not self._reasoning.isdisjoint(message) for message in chat):
             chat = self._alias(chat)
         return self.render_as_given(chat, add_generation_prompt=add_generation_prompt, **kwargs)
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str | list[int]:
+        """The prompt for an answer as text, or as ids where a function makes ids.
+
+        Raises:
+            TemplateRefusal: as `render` does.
+        """
+        return self.render(messages, tools=tools, **kwargs)
+
+    def prompt_ids(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None = None,
+    ) -> list[int]:
+        """The ids of `prompt`."""
+        made = self.prompt(messages, tools)
+        return tokenizer.encode(made) if isinstance(made, str) else made
 
     def render_as_given(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **kwargs: Any

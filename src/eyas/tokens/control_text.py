@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
 from eyas.tokens.tokenizer import Tokenizer
@@ -31,6 +33,9 @@ _NAMES, _BEFORE, _AFTER, _LAST = 0x100000, 0x106000, 0x10C000, 0x10FFFD
 """Private characters of Unicode's last plane, which texts hardly ever hold: names for control
 strings, and marks before and after one. Each mark says of which string it is, so that one that
 the template parted from its string is not taken for that of a neighbour."""
+
+
+_Render = Callable[[list[Message], list[dict[str, Any]] | None], str | list[int]]
 
 
 class CannotEscape(Exception):
@@ -56,12 +61,27 @@ def control_strings(tokenizer: Tokenizer, value: Any) -> list[str]:
     pattern = tokenizer.control_pattern
     if pattern is None:
         return []
-    return [
-        string
-        for text in texts_in(value)
-        if tokenizer.has_control_text(text)
-        for string in pattern.findall(text)
-    ]
+    if not _may_hold(tokenizer, value):
+        return []
+    return pattern.findall("\0".join(texts_in(value)))
+
+
+def _may_hold(tokenizer: Tokenizer, value: Any) -> bool:
+    """A quick look at all texts together, as JSON; most rows hold no control string."""
+    if _odd(tokenizer):
+        return True
+    try:
+        whole = orjson.dumps(value).decode()
+    except TypeError:  # half a surrogate pair, or a number of more than 64 bits
+        return True
+    return tokenizer.has_control_text(whole)
+
+
+@lru_cache(maxsize=2)
+def _odd(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Control strings that JSON would write in another way."""
+    escaped = re.compile(r'["\\\x00-\x1f]')
+    return tuple(text for text in tokenizer.control if text.strip() and escaped.search(text))
 
 
 def given_text(messages: Sequence[Message]) -> list[Message]:
@@ -71,7 +91,7 @@ def given_text(messages: Sequence[Message]) -> list[Message]:
 
 def escape(
     tokenizer: Tokenizer,
-    render: Callable[[list[Message], list[dict[str, Any]] | None], str],
+    render: _Render,
     messages: Sequence[Message],
     tools: list[dict[str, Any]] | None,
 ) -> list[int]:
@@ -91,7 +111,9 @@ def escape(
     chat = list(messages)
     text = render(chat, tools)
     if not control_strings(tokenizer, [*chat, tools]):
-        return tokenizer.encode(text)
+        return tokenizer.encode(text) if isinstance(text, str) else text
+    if not isinstance(text, str):
+        raise CannotEscape("the template function makes ids, and decides itself what they are of")
     pattern = tokenizer.control_pattern
     assert pattern is not None
     held = "".join([text, *texts_in([*chat, tools])])
@@ -107,7 +129,7 @@ def escape(
 def _spans_given(
     pattern: re.Pattern[str],
     number_of: dict[str, int],
-    render: Callable[[list[Message], list[dict[str, Any]] | None], str],
+    render: _Render,
     messages: list[Message],
     tools: list[dict[str, Any]] | None,
     text: str,
@@ -117,6 +139,8 @@ def _spans_given(
         try:
             rendered = render(_map(mark, messages), None if tools is None else _map(mark, tools))
         except TemplateRefusal:
+            continue
+        if not isinstance(rendered, str):
             continue
         spans, plain = _read_marks(pattern, number_of, rendered)
         if plain == text:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from eyas.errors import TokenizerError
-from eyas.tokens.tokenizer import ModelFiles, Tokenizer
+from eyas.tokens.model_files import ModelFiles
+from eyas.tokens.tokenizer import Tokenizer
 
 _QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"

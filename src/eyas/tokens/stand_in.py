@@ -13,10 +13,11 @@ from typing import Any
 
 from eyas.tokens.chat_template import ChatTemplate
 from eyas.tokens.history import turn_end
+from eyas.tokens.model_files import ModelFiles
 from eyas.tokens.profile import Profile, build_profile
 from eyas.tokens.scenes import Scenes
 from eyas.tokens.template_files import TemplateText
-from eyas.tokens.tokenizer import ModelFiles, Tokenizer, byte_alphabet
+from eyas.tokens.tokenizer import Tokenizer, byte_alphabet
 
 CONTROL = re.compile(
     r"\[e~\[|\]~b\]|\]~!b\[|<[|｜][^<>|｜\s'\"]{1,40}[|｜]?>|</?[\w:-]+[|]?>|\[/?[A-Z_]{2,30}\]"

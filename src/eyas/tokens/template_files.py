@@ -6,6 +6,7 @@ Invariant: of the places that transformers looks at, the one is taken that it wo
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,10 @@ from eyas.errors import TokenizerError
 
 JINJA, LEGACY, CONFIG = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 NAMED = "additional_chat_templates"
+
+
+FUNCTION = re.compile(r"(?P<place>[\w.]+|.+\.py):(?P<name>[A-Za-z_][\w.]*)")
+"""``module:function`` or ``file.py:function``, in the place of a template's file."""
 
 
 class TemplateText(NamedTuple):
@@ -87,3 +92,8 @@ def template_of(value: Any) -> TemplateText | None:
             return None
         return TemplateText(source, tools if isinstance(tools, str) else None)
     return TemplateText(value) if isinstance(value, str) and value.strip() else None
+
+
+def is_function(given: str) -> bool:
+    """Whether a ``--chat-template`` names a function and no file."""
+    return FUNCTION.fullmatch(given) is not None and not Path(given).exists()

@@ -7,8 +7,6 @@ are the bytes that those ids stand for, specials included.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -18,10 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eyas.errors import TokenizerError
+from eyas.tokens.model_files import (
+    MODEL_FILES,
+    ModelFiles,
+    code_files,
+    hash_files,
+    read_json,
+    read_model_files,
+)
 from eyas.tokens.template_files import JINJA, LEGACY, NAMED, TemplateText, template_of_directory
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
+
+    from eyas.tokens.template_function import TemplateFunction
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -35,21 +43,7 @@ TOKENIZER_FILES = (
 )
 """The files that decide what a text's ids are; their bytes belong to the fingerprint."""
 
-MODEL_FILES = ("config.json", "generation_config.json")
 TEMPLATE_FILES = (JINJA, LEGACY, f"{NAMED}/*")
-
-
-@dataclass(slots=True, frozen=True)
-class ModelFiles:
-    """What config.json and generation_config.json say, as far as capturing needs it."""
-
-    vocab_size: int | None
-    """Rows of the embedding; often padded beyond the tokenizer."""
-    context_length: int | None
-    eos_ids: tuple[int, ...]
-    """Stop ids of config.json and generation_config.json, united as SGLang and vLLM do."""
-    sampling: dict[str, float]
-    """generation_config.json's temperature, top_p, top_k, min_p, repetition_penalty."""
 
 
 @dataclass(eq=False)
@@ -67,6 +61,10 @@ class Tokenizer:
     model: ModelFiles
     tool_template: str | None = None
     """A second template, for conversations with tools (``tool_use`` among named ones)."""
+    template_function: TemplateFunction | None = None
+    """What makes prompts in place of a chat template."""
+    code: tuple[str, ...] = ()
+    """Python files beside the tokenizer; none of them runs unless the user trusts it."""
     cleans_up_spaces: bool = False
     """``clean_up_tokenization_spaces``: engines may join "x !=" to "x!=" in their text."""
     control: dict[str, int] = field(init=False)
@@ -82,6 +80,22 @@ class Tokenizer:
         self.control = {token.content: index for index, token in sorted(added.items())}
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
         self.size = max(vocabulary.values()) + 1
+
+    @property
+    def makes_prompts(self) -> bool:
+        """Whether there is a chat template, or a function in its place."""
+        return self.chat_template is not None or self.template_function is not None
+
+    @property
+    def no_template(self) -> str:
+        """That there is no chat template, and what can be done, as a sentence."""
+        code = f" It may encode in Python only ({', '.join(self.code[:4])})." if self.code else ""
+        return (
+            f"tokenizer {self.source} has no chat template: neither chat_template.jinja nor "
+            f"chat_template in tokenizer_config.json.{code} Give one with --chat-template FILE, a "
+            "function (messages, tools, template_kwargs) with --chat-template module:function, or "
+            "ready-made prompt_ids; --trust-remote-code runs the model's own code."
+        )
 
     @property
     def changes_spaces(self) -> bool:
@@ -224,32 +238,59 @@ class Tokenizer:
                 )
 
 
-def load_tokenizer(source: str, *, chat_template: str | TemplateText | None = None) -> Tokenizer:
+def load_tokenizer(
+    source: str,
+    *,
+    chat_template: str | TemplateText | TemplateFunction | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Tokenizer:
     """Load a tokenizer from a directory, a GGUF file or a hub id.
 
     Args:
         source: a directory with ``tokenizer.json`` (or Kimi's ``tiktoken.model``), a
-            ``.gguf`` file, or a hub id such as ``Qwen/Qwen3-8B``.
-        chat_template: a template that replaces the model's own.
+            ``.gguf`` file, or a hub id such as ``Qwen/Qwen3-8B`` (``NAME@REVISION`` too).
+        chat_template: a template, or a function, that replaces the model's own.
+        revision: which commit, branch or tag of a hub id.
+        trust_remote_code: run the model's own code for its prompts, if it has some; then a hub
+            id needs a commit as its revision.
 
     Raises:
         TokenizerError: if there is no such tokenizer, or it needs the model's own code.
     """
     path = Path(source)
+    if path.exists() and revision is not None:
+        raise TokenizerError(f"--revision {revision} is for hub names; {source} lies here")
+    name, at, said = source.partition("@")
+    if at and not path.exists():
+        source, revision = name, revision or said
+    if trust_remote_code:
+        from eyas.tokens.remote_code import require_pinned
+
+        require_pinned(source, revision)
+    directory = None
     if path.is_file() and path.suffix == ".gguf":
         from eyas.tokens.gguf import tokenizer_from_gguf
 
         tokenizer = tokenizer_from_gguf(path)
     else:
-        tokenizer = _from_directory(path if path.is_dir() else _download(source), source)
-    if chat_template is not None:
-        given = TemplateText(chat_template) if isinstance(chat_template, str) else chat_template
-        tokenizer.chat_template, tokenizer.tool_template = given
+        directory = path if path.is_dir() else _download(source, revision, trust_remote_code)
+        tokenizer = _from_directory(directory, source, trust_remote_code)
+    if isinstance(chat_template, str):
+        chat_template = TemplateText(chat_template)
+    if isinstance(chat_template, TemplateText):
+        tokenizer.chat_template, tokenizer.tool_template = chat_template
+    elif chat_template is not None:
+        tokenizer.template_function = chat_template
+    elif trust_remote_code and directory is not None:
+        from eyas.tokens.remote_code import own_template
+
+        tokenizer.template_function = own_template(tokenizer, directory)
     tokenizer.check_control_strings()
     return tokenizer
 
 
-def _from_directory(directory: Path, source: str) -> Tokenizer:
+def _from_directory(directory: Path, source: str, trusted: bool) -> Tokenizer:
     quiet_transformers()
     if (directory / "tokenizer.json").is_file():
         backend, special, template = _load_fast(directory)
@@ -259,7 +300,7 @@ def _from_directory(directory: Path, source: str) -> Tokenizer:
         backend, special = load_tiktoken(directory)
         template = None
     else:
-        backend, special, template = _load_any(directory, source)
+        backend, special, template = _load_any(directory, source, trusted)
     written = template_of_directory(directory, template)
     return Tokenizer(
         backend=backend,
@@ -267,10 +308,11 @@ def _from_directory(directory: Path, source: str) -> Tokenizer:
         special_tokens_map=special,
         chat_template=written.source if written else None,
         tool_template=written.tools if written else None,
+        code=tuple(str(path.relative_to(directory)) for path in code_files(directory)),
         files_hash=hash_files(directory, TOKENIZER_FILES),
         model=read_model_files(directory),
         cleans_up_spaces=bool(
-            _read_json(directory / "tokenizer_config.json").get("clean_up_tokenization_spaces")
+            read_json(directory / "tokenizer_config.json").get("clean_up_tokenization_spaces")
         ),
     )
 
@@ -288,24 +330,27 @@ def _load_fast(directory: Path) -> tuple[Backend, dict[str, str], Any]:
     return loaded.backend_tokenizer, dict(loaded.special_tokens_map), loaded.chat_template
 
 
-def _load_any(directory: Path, source: str) -> tuple[Backend, dict[str, str], Any]:
-    """Older files (vocab.json, sentencepiece), converted by transformers; no remote code."""
+def _load_any(directory: Path, source: str, trusted: bool) -> tuple[Backend, dict[str, str], Any]:
+    """Older files (vocab.json, sentencepiece), converted by transformers; the model's own code
+    only where it is trusted."""
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+        loaded = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trusted)
         backend = loaded.backend_tokenizer
     except Exception as error:
         found = ", ".join(sorted(p.name for p in directory.iterdir())[:12]) or "nothing"
         raise TokenizerError(
             f"tokenizer {source}: no tokenizer.json or tiktoken.model there, and transformers "
-            f"cannot load what there is ({found}) without the model's own code. Give a "
-            "directory that holds the model's tokenizer files."
+            f"cannot make a fast tokenizer of what there is ({found})"
+            f"{'' if trusted else ' without the model’s own code (--trust-remote-code)'}: "
+            f"{str(error).strip().splitlines()[0][:200] if str(error).strip() else error!r}. Give "
+            "a directory that holds the model's tokenizer.json."
         ) from error
     return backend, dict(loaded.special_tokens_map), loaded.chat_template
 
 
-def _download(source: str) -> Path:
+def _download(source: str, revision: str | None, trusted: bool) -> Path:
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") != 1
     if looks_like_path or not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         raise TokenizerError(
@@ -315,13 +360,14 @@ def _download(source: str) -> Path:
     quiet_transformers()
     from huggingface_hub import snapshot_download
 
-    wanted = [*TOKENIZER_FILES, *MODEL_FILES, *TEMPLATE_FILES]
+    wanted = [*TOKENIZER_FILES, *MODEL_FILES, *TEMPLATE_FILES, *(["*.py"] if trusted else [])]
     try:
-        return Path(snapshot_download(source, allow_patterns=wanted))
+        return Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
     except Exception as error:  # offline, unknown, gated: the hub's errors share no base
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise TokenizerError(
-            f"tokenizer {source!r}: neither a directory here nor loadable from the hub "
+            f"tokenizer {source!r}{f' at {revision!r}' if revision else ''}: neither a directory "
+            "here nor loadable from the hub "
             f"({type(error).__name__}: {first_line[:200]}). Give a directory with the model's "
             "tokenizer files, or check the name and the network."
         ) from error
@@ -332,59 +378,6 @@ def quiet_transformers() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-
-
-def hash_files(directory: Path, names: Sequence[str]) -> str:
-    """SHA-256 over the names and bytes of those files that exist."""
-    h = hashlib.sha256()
-    for name in names:
-        path = directory / name
-        if path.is_file():
-            data = path.read_bytes()
-            h.update(f"{name}\0{len(data)}\0".encode())
-            h.update(data)
-    return h.hexdigest()
-
-
-def read_model_files(directory: Path) -> ModelFiles:
-    """Read config.json and generation_config.json; both may be absent."""
-    config = _read_json(directory / "config.json")
-    generation = _read_json(directory / "generation_config.json")
-    text = config.get("text_config")
-    inner: dict[str, Any] = text if isinstance(text, dict) else {}
-    eos: dict[int, None] = {}
-    for value in (config.get("eos_token_id", inner.get("eos_token_id")),
-                  generation.get("eos_token_id")):  # fmt: skip
-        for index in value if isinstance(value, list) else [value]:
-            if isinstance(index, int):
-                eos[index] = None
-    sampling = {
-        name: generation[name]
-        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        if isinstance(generation.get(name), int | float)
-    }
-    return ModelFiles(
-        vocab_size=_int(config.get("vocab_size", inner.get("vocab_size"))),
-        context_length=_int(
-            config.get("max_position_embeddings", inner.get("max_position_embeddings"))
-        ),
-        eos_ids=tuple(eos),
-        sampling=sampling,
-    )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise TokenizerError(f"{path} cannot be read as JSON: {error}") from error
-    return value if isinstance(value, dict) else {}
-
-
-def _int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def byte_alphabet() -> dict[int, str]:

@@ -128,7 +128,7 @@ def _template(run: Run, tokenizer: Tokenizer, findings: Findings) -> ChatTemplat
     else:
         findings.add("tokenizer", "ok", f"the tokenizer files are those of the run, at "
                      f"{tokenizer.source}")  # fmt: skip
-    if fingerprint.get("template") is None or tokenizer.chat_template is None:
+    if fingerprint.get("template") is None or not tokenizer.makes_prompts:
         return None
     template = ChatTemplate.of(tokenizer, date=_date(run))
     if template.hash != fingerprint["template"]:
