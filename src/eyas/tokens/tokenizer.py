@@ -340,10 +340,11 @@ def _load_any(directory: Path, source: str, trusted: bool) -> tuple[Backend, dic
         backend = loaded.backend_tokenizer
     except Exception as error:
         found = ", ".join(sorted(p.name for p in directory.iterdir())[:12]) or "nothing"
+        without = "" if trusted else " without the model's own code (--trust-remote-code)"
         raise TokenizerError(
             f"tokenizer {source}: no tokenizer.json or tiktoken.model there, and transformers "
             f"cannot make a fast tokenizer of what there is ({found})"
-            f"{'' if trusted else ' without the model’s own code (--trust-remote-code)'}: "
+            f"{without}: "
             f"{str(error).strip().splitlines()[0][:200] if str(error).strip() else error!r}. Give "
             "a directory that holds the model's tokenizer.json."
         ) from error
