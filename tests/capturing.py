@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from eyas import CaptureConfig, Run, Summary, capture
 from eyas.demo.server import TARGET
+from eyas.store.parts import parts
 from eyas.trace import Trace
 from fault_server import FaultServer, Target
 
@@ -79,6 +81,21 @@ def check_run(target: Target, out: Path, summary: Summary | None = None) -> list
         stored = len(traces) + len(rejected)
         assert stored == summary.done + summary.rejected + summary.extra
     return traces
+
+
+def change_rows(
+    run: Path, change: Callable[[list[Any]], None], chosen: Callable[[Any], bool]
+) -> None:
+    """Change (or take out) the chosen rows of a run's traces."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for path in parts(run, "traces"):
+        table = pq.read_table(path)
+        rows = table.to_pylist()
+        some, others = [r for r in rows if chosen(r)], [r for r in rows if not chosen(r)]
+        change(some)
+        pq.write_table(pa.Table.from_pylist([*others, *some], schema=table.schema), path)
 
 
 def reasons(out: Path) -> Counter[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capturing import capture_from, paired, run_eyas, write_prompts
+from capturing import capture_from, change_rows, paired, run_eyas, write_prompts
 from eyas import CaptureConfig, ChatTemplate, EyasError, Run, Tokenizer
 from eyas.config import TargetConfig
 from eyas.demo.server import TARGET
@@ -118,10 +119,14 @@ def test_draws_outlive_a_stop_and_another_order(target: Target, tmp_path: Path) 
     rows = paired(20)
     prompts = write_prompts(tmp_path / "p.jsonl", rows)
     with FaultServer(target) as server:
-        capture_from(server, prompts, tmp_path / "run", limit=9, template_kwargs=MIX)
-        write_prompts(prompts, rows[::-1])
         capture_from(server, prompts, tmp_path / "run", template_kwargs=MIX)
-        capture_from(server, prompts, tmp_path / "whole", template_kwargs=MIX)
+        shutil.copytree(tmp_path / "run", tmp_path / "whole")
+        change_rows(
+            tmp_path / "run", lambda chosen: chosen.clear(), lambda r: r["turn"] or r["id"] < "p15"
+        )
+        write_prompts(prompts, rows[::-1])
+        again = capture_from(server, prompts, tmp_path / "run", template_kwargs=MIX)
+        assert again.new > 20
         with pytest.raises(EyasError, match="template_kwargs: "):
             capture_from(server, prompts, tmp_path / "run", template_kwargs=MIX[::-1])
     found = [

@@ -49,6 +49,7 @@ MARKS: dict[str, str] = {
     "reasoning_truncated": "the budget ended inside the reasoning",
     "empty_answer": "nothing but space stands after the closer",
     "control_text": "the user's text holds control strings",
+    "history_drift": "an earlier answer stands in the prompt with other ids than were generated",
     "second_closer": "more than one closer stands in the output",
     "role_header": "a user's, the system's or a tool's header stands before the last id",
     "no_closer": "the reasoning has no closer, and the row is kept as --on-missing-closer says",
@@ -65,7 +66,8 @@ MARKS: dict[str, str] = {
 
 
 GIVEN_MARKS = frozenset(
-    ("control_text", "leading_assistant", "tool_calls", "tool_call_unread", "tool_result_missing",
+    ("control_text", "leading_assistant", "history_drift", "tool_calls", "tool_call_unread",
+     "tool_result_missing",
      "no_tool_call", "tool_result_nearest", "tools_ignored")
 )  # fmt: skip
 """Marks that come from a row's conversation; the others the checks of its generation give."""

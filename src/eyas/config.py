@@ -54,6 +54,9 @@ class TargetConfig(BaseModel):
     template_kwargs: dict[str, Any] | list[dict[str, Any]] = {}
     """The chat template's switches, such as ``{"thinking": true}``; or a list of such, each with a
     ``weight``, of which each conversation's sample is given one."""
+    history: Literal["served", "full", "tokens"] = "served"
+    """What the target is shown of its own earlier turns: what serving shows it, the reasoning as
+    well, or the very ids."""
     chat_template: str | None = None
     """A template file that replaces the model's own, or ``module:function`` that makes prompts."""
     trust_remote_code: bool = False

@@ -21,7 +21,7 @@ from eyas.conversation import BadLine, Conversation, Message
 from eyas.ids import Ids, as_list, as_row, first_bad, pack
 from eyas.modes import Mode
 from eyas.order import LongestFirst
-from eyas.prompting import PROMPT_REASONS, Chat, Prompting, Refusal
+from eyas.prompting import PROMPT_REASONS, Chat, Earlier, Prompt, Prompting, Refusal
 from eyas.readers import Stretch
 from eyas.store import CALLED, OPEN, REFUSED, TRACES, TRUNCATED, UNREADABLE, Ledger, Run
 from eyas.store.redo import Partials
@@ -66,6 +66,10 @@ class Job:
     control_text: bool = False
     tokens: float | None = None
     """How long an answer of its is expected to be, where an earlier run tells."""
+    earlier: Earlier | None = None
+    """The turn before, until the prompt is made."""
+    drifted: bool = False
+    """Whether an earlier answer stands in the prompt with other ids than were generated."""
     before: list[int] = field(default_factory=list)
     """Output of an earlier capture that the answer is to be continued from."""
     before_logprobs: list[float] = field(default_factory=list)
@@ -110,6 +114,8 @@ class Job:
         marks = [*self.conversation.marks, *self.tool_marks]
         if self.control_text:
             marks.append("control_text")
+        if self.drifted:
+            marks.append("history_drift")
         return marks
 
 
@@ -211,7 +217,7 @@ class Feed:
         ))  # fmt: skip
         for job in waiting:
             ready_made = job.conversation.prompt_ids
-            fault = self._fit(job, next(rendered) if ready_made is None else ready_made)
+            fault = self._fit(job, next(rendered) if ready_made is None else Prompt(ready_made))
             if fault:
                 refused += fault
                 if self._order is not None:
@@ -244,6 +250,7 @@ class Feed:
             if job.stretch is None:
                 return NextTurn(passed, False)
         job.history = [*(job.messages or ()), answer]
+        job.earlier = Earlier(job.prompt_ids, output_ids)
         refused = self._fit(job, self._prompting.prompt(self._chat(job)))
         return NextTurn([*passed, *refused], not refused)
 
@@ -453,24 +460,33 @@ class Feed:
         wanted = {(job.key.hex(), job.sample, turn) for job in jobs for turn in range(job.turn)}
         if not wanted:
             return
-        found: dict[tuple[str, int, int], dict[str, Any]] = {}
-        columns = ["key", "sample", "turn", "prompt_ids", "output_ids"]
-        if any(job.steps is not None for job in jobs):
-            columns += ["messages", "marks"]
+        last = {(job.key.hex(), job.sample, job.turn - 1) for job in jobs}
+        found: dict[tuple[str, int, int], Message] = {}
+        records: dict[tuple[str, int, int], dict[str, Any]] = {}
+        columns = ["key", "sample", "turn", "prompt_ids", "output_ids", "marks"]
+        with_tools = {(job.key.hex(), job.sample) for job in jobs if job.steps is not None}
+        if with_tools:
+            columns.append("messages")
         for record in self._run.search(TRACES, "key", {key for key, _, _ in wanted}, columns):
             unit = (record["key"], record["sample"], record["turn"])
             if unit in wanted:
-                found[unit] = record
+                if unit in last or unit[:2] in with_tools:
+                    records[unit] = record
+                if unit[:2] not in with_tools:
+                    found[unit] = self._prompting.take_apart(
+                        record["prompt_ids"], record["output_ids"]
+                    )
         for job in jobs:
             thread = (job.key.hex(), job.sample)
             if job.steps is not None:
-                last = max(turn for turn in range(job.turn) if (*thread, turn) in found)
-                _resume(job, job.steps, found[*thread, last])
+                at = max(turn for turn in range(job.turn) if (*thread, turn) in records)
+                _resume(job, job.steps, records[*thread, at])
                 continue
             for turn in range(job.turn):
-                record = found[*thread, turn]
-                answer = self._prompting.take_apart(record["prompt_ids"], record["output_ids"])
-                job.history += [*job.conversation.turns[turn], answer]
+                job.history += [*job.conversation.turns[turn], found[*thread, turn]]
+            record = records[*thread, job.turn - 1]
+            job.earlier = Earlier(record["prompt_ids"], record["output_ids"])
+            job.drifted = "history_drift" in record["marks"]
 
     def _chat(self, job: Job) -> Chat:
         """What a job's prompt is made of."""
@@ -485,27 +501,30 @@ class Feed:
             form = self._prompting.tool_form
             if form is not None and not form.shows_tools:
                 job.tool_marks.append("tools_ignored")
-        chat = Chat(job.messages, tools, job.mode)
+        chat = Chat(job.messages, tools, job.mode, job.earlier)
         job.control_text = self._prompting.has_control_text(chat)
         return chat
 
-    def _fit(self, job: Job, prompt: Sequence[int] | Refusal) -> list[Rejected]:
+    def _fit(self, job: Job, prompt: Prompt | Refusal) -> list[Rejected]:
         """Give a job its prompt ids and token budget.
 
         Returns its refused rows where there is no prompt, where ids must not be sent, or where
         they leave no room.
         """
+        job.earlier = None
         if isinstance(prompt, Refusal):
             return self.refuse(job, prompt.reason, prompt.detail)
-        if not prompt:
+        job.drifted = job.drifted or prompt.drifted
+        ids = prompt.ids
+        if not ids:
             return self.refuse(job, "empty_prompt", FEED_REASONS["empty_prompt"])
-        packed = pack(prompt)
+        packed = pack(ids)
         if packed is None or packed.max() >= self._vocab_size:
-            at = first_bad(prompt, self._vocab_size) or 0
+            at = first_bad(ids, self._vocab_size) or 0
             return self.refuse(
                 job,
                 "prompt_id_outside_vocabulary",
-                f"prompt id {at} is {prompt[at]!r}; the vocabulary ends at {self._vocab_size - 1}",
+                f"prompt id {at} is {ids[at]!r}; the vocabulary ends at {self._vocab_size - 1}",
             )
         job.prompt_ids = Ids(packed)
         budget = self._max_new_tokens
@@ -539,6 +558,7 @@ def _resume(job: Job, steps: Steps, record: dict[str, Any]) -> None:
     job.messages = orjson.loads(record["messages"])
     job.prompt_ids, job.answered = record["prompt_ids"], record["output_ids"]
     steps.replay([*(job.messages or ()), {"role": "assistant"}])
+    job.drifted = "history_drift" in record["marks"]
     if "tool_result_nearest" in (record["marks"] or ()):
         job.tool_marks.append("tool_result_nearest")
 

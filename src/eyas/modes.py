@@ -16,6 +16,8 @@ import orjson
 from eyas.conversation import digest
 from eyas.errors import ConfigError
 from eyas.tokens import ChatTemplate, Marker, Profile, Tokenizer, build_profile
+from eyas.tokens.history import turn_end
+from eyas.tokens.scenes import Scenes
 
 WEIGHT = "weight"
 """The one name in an entry of a mix that is no switch."""
@@ -35,6 +37,10 @@ class Mode:
     reasoning: str
     """What its generation prompt does with the reasoning, as in `Profile`."""
     prompt_tail: tuple[int, ...]
+    ends: frozenset[int] = frozenset()
+    """Control ids that history ends an answer with."""
+    end_begins_message: bool = False
+    """Whether that id belongs to the next message."""
 
     @property
     def text(self) -> str:
@@ -102,6 +108,7 @@ def open_modes(
     mix: Sequence[tuple[float, dict[str, Any]]],
     *,
     stop_token_ids: Sequence[int] = (),
+    history: str = "served",
 ) -> tuple[Modes, Profile]:
     """The modes with their template, and the one profile of all (of the first, where they differ
     only in what the generation prompt does).
@@ -109,15 +116,36 @@ def open_modes(
     Args:
         template: the target's, whatever its switches are.
         mix: what `parse_mix` read.
+        history: what the target is shown of its earlier turns; where a switch of the template
+            has to be on for it, that one is added to each mode's.
 
     Raises:
-        ConfigError: modes that mark their reasoning in different ways.
+        ConfigError: modes that mark their reasoning in different ways, or a template that cannot
+            keep its earlier turns as `history` says.
     """
     modes, profiles = [], []
-    for weight, kwargs in mix:
-        own = None if template is None else template.under(kwargs)
+    for weight, given in mix:
+        kwargs, own, ends = dict(given), None, None
+        if template is not None:
+            own = template.under(kwargs)
         profile = build_profile(tokenizer, own, stop_token_ids=stop_token_ids)
-        modes.append(Mode(weight, kwargs, own, profile.reasoning, profile.prompt_tail))
+        if own is not None:
+            if history != "served":
+                kwargs |= _keeping(tokenizer, own, profile, history)
+                own = own.under(kwargs)
+            ends = turn_end(tokenizer, Scenes(own, profile))
+        mode = Mode(
+            weight,
+            kwargs,
+            own,
+            profile.reasoning,
+            profile.prompt_tail,
+            frozenset()
+            if ends is None or not tokenizer.control_pattern
+            else frozenset(ends.ids[:1]),
+            ends is not None and ends.stop_is_role_marker,
+        )
+        modes.append(mode)
         profiles.append(profile)
     openers = dict.fromkeys(opener for p in profiles for opener in p.content_openers)
     return Modes(tuple(modes)), replace(
@@ -139,3 +167,18 @@ def _one(markers: list[Marker | None], modes: list[Mode]) -> Marker | None:
             "capture each into a run of its own"
         )
     return next(iter(known), None)
+
+
+def _keeping(
+    tokenizer: Tokenizer, template: ChatTemplate, profile: Profile, history: str
+) -> dict[str, Any]:
+    from eyas.tokens.keeping import keeping_switch
+
+    switches, why_not = keeping_switch(tokenizer, template, profile, history)
+    if switches is None:
+        under = f" under {template.kwargs}" if template.kwargs else ""
+        raise ConfigError(
+            f"--history {history} cannot be had: {why_not}{under}. --history served shows the "
+            "target what it is shown when it is served."
+        )
+    return switches

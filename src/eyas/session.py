@@ -312,7 +312,7 @@ def _fingerprint(config: CaptureConfig, target: Target, earlier: Manifest | None
         "template": None if template is None else template.hash,
         "template_kwargs": config.template_kwargs,
         "system": config.system,
-        "history": "served",
+        "history": config.history,
         "control_text": config.control_text,
         "date": template.date.isoformat() if template and template.shows_date else None,
         **target.sampling.as_dict(),
@@ -321,7 +321,13 @@ def _fingerprint(config: CaptureConfig, target: Target, earlier: Manifest | None
 
 
 def _prompting(config: CaptureConfig, target: Target) -> Prompting:
-    return Prompting(target.tokenizer, target.modes, target.profile, config.control_text)
+    return Prompting(
+        target.tokenizer,
+        target.modes,
+        target.profile,
+        history=config.history,
+        control_text=config.control_text,
+    )
 
 
 def _tools_entry(config: CaptureConfig, prompting: Prompting) -> dict[str, Any]:

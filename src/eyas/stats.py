@@ -38,7 +38,8 @@ class Lengths:
 def run_stats(run: Run) -> dict[str, Any]:
     """Count a run: rows, tokens, finish reasons, marks, refusals, modes, lengths.
 
-    ``modes`` are the template switches that rows were given, as JSON.
+    ``history_drift`` counts turns that stand on an earlier answer whose ids are other ones in their
+    prompt, its share is that of all later turns. ``modes`` are the template switches that rows were given, as JSON.
     ``reasoning`` counts the ids between opener and closer, ``answer`` those after the closer
     (all of the output where there is no reasoning), the stop id in neither.
     """
@@ -75,12 +76,16 @@ def run_stats(run: Run) -> dict[str, Any]:
             lengths["answer"].add(end - n - max(begun, default=0))
     for row in run.records(REJECTED, ["reason"]):
         reasons[row["reason"]] += 1
+    later = sum(count for turn, count in turns.items() if turn)
     return {
         "rows": rows,
         "rejected": reasons.total(),
         "truncated": marks["truncated"],
         "reasoning_truncated": marks["reasoning_truncated"],
         "truncated_share": marks["truncated"] / rows if rows else 0.0,
+        "later_turns": later,
+        "history_drift": marks["history_drift"],
+        "history_drift_share": marks["history_drift"] / later if later else 0.0,
         "finish_reasons": dict(finish.most_common()),
         "marks": dict(marks.most_common()),
         "rejected_reasons": dict(reasons.most_common()),

@@ -75,7 +75,11 @@ async def open_target(
     )
     template = _template(config, tokenizer, date, say)
     modes, profile = open_modes(
-        tokenizer, template, parse_mix(config.template_kwargs), stop_token_ids=config.stop_token_ids
+        tokenizer,
+        template,
+        parse_mix(config.template_kwargs),
+        stop_token_ids=config.stop_token_ids,
+        history=config.history,
     )
     _say_ignored(modes, say)
     _check_stop_ids(config, profile)

@@ -17,7 +17,7 @@ from eyas.conversation import Message
 from eyas.demo.server import TARGET
 from eyas.errors import TemplateRefusal
 from eyas.modes import open_modes
-from eyas.prompting import Chat, Prompting, Refusal
+from eyas.prompting import Chat, Prompt, Prompting, Refusal
 from eyas.tokens import ChatTemplate, Tokenizer, load_tokenizer
 from eyas.tokens.control_text import CannotEscape, control_strings, escape
 
@@ -40,7 +40,7 @@ def escaped(
     messages: list[Message],
     tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
-    return escape(tokenizer, lambda m, t: template.render(m, tools=t), messages, tools)
+    return escape(tokenizer, lambda m, t: template.render(m, tools=t), messages, tools).ids
 
 
 def without_added_tokens(tokenizer: Tokenizer) -> Backend:
@@ -222,7 +222,13 @@ def test_spaces_of_sentencepiece_stand_where_they_would(tokenizer: Tokenizer) ->
 
 
 def made_with(tokenizer: Tokenizer, template: ChatTemplate, policy: str) -> Prompting:
-    return Prompting(tokenizer, *open_modes(tokenizer, template, [(1.0, {})]), policy)
+    return Prompting(tokenizer, *open_modes(tokenizer, template, [(1.0, {})]), control_text=policy)
+
+
+def ids_of(made: Prompting, chat: Chat) -> list[int]:
+    prompt = made.prompt(chat)
+    assert isinstance(prompt, Prompt)
+    return list(prompt.ids)
 
 
 def test_policies(tokenizer: Tokenizer, template: ChatTemplate) -> None:
@@ -232,22 +238,20 @@ def test_policies(tokenizer: Tokenizer, template: ChatTemplate) -> None:
     made = {
         policy: made_with(tokenizer, template, policy) for policy in ("allow", "escape", "refuse")
     }
-    allowed = made["allow"].prompt(asks)
+    allowed = ids_of(made["allow"], asks)
     assert allowed == tokenizer.encode(template.render(asks.messages))
     assert made["refuse"].prompt(asks) == Refusal(
         "control_text", "message 2 (user) holds '<|end|>' (--control-text refuse)"
     )
-    ids = made["escape"].prompt(asks)
-    assert isinstance(ids, list) and isinstance(allowed, list)
+    ids = ids_of(made["escape"], asks)
     assert (allowed.count(506), ids.count(506)) == (3, 2)
-    assert {tuple(p.prompt(plain)) for p in made.values()} == {
+    assert {tuple(ids_of(p, plain)) for p in made.values()} == {
         tuple(tokenizer.encode(template.render(plain.messages)))
     }
     # What the target wrote itself is not its user's doing; but it becomes no control id either.
     assert not made["allow"].has_control_text(answered)
-    assert isinstance(made["refuse"].prompt(answered), list)
-    kept, escaped_ids = made["allow"].prompt(answered), made["escape"].prompt(answered)
-    assert isinstance(kept, list) and isinstance(escaped_ids, list)
+    assert isinstance(made["refuse"].prompt(answered), Prompt)
+    kept, escaped_ids = ids_of(made["allow"], answered), ids_of(made["escape"], answered)
     assert kept.count(506) == escaped_ids.count(506) + 1
     assert made["escape"].prompts([asks, plain, answered]) == [
         made["escape"].prompt(chat) for chat in (asks, plain, answered)
@@ -262,8 +266,8 @@ def test_tools_are_peoples_text_too(tokenizer: Tokenizer) -> None:
     assert made_with(tokenizer, template, "refuse").prompt(chat) == Refusal(
         "control_text", "the tools hold '<|end|>' (--control-text refuse)"
     )
-    ids = made_with(tokenizer, template, "escape").prompt(chat)
-    assert isinstance(ids, list) and ids.count(506) == 1
+    ids = ids_of(made_with(tokenizer, template, "escape"), chat)
+    assert ids.count(506) == 1
     assert tokenizer.decode(ids) == template.render(chat.messages, tools=tools)
 
 

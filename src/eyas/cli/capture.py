@@ -50,6 +50,7 @@ def command(
     stop_token_id: options.StopTokenId = None,
     system: options.System = None,
     template_kwargs: options.TemplateKwargs = None,
+    history: options.History = None,
     chat_template: options.ChatTemplateFile = None,
     trust_remote_code: options.TrustRemoteCode = None,
     revision: options.Revision = None,

@@ -53,6 +53,14 @@ TemplateKwargs = Annotated[
         "such with a weight each, of which each conversation is given one; @FILE reads it."
     ),
 ]
+History = Annotated[
+    str | None,
+    typer.Option(
+        help="What the target is shown of its earlier turns: served (as a chat client sends them "
+        "and the template keeps them), full (their reasoning too), tokens (their very ids).  "
+        "[default: served]"
+    ),
+]
 ChatTemplateFile = Annotated[
     str | None,
     typer.Option(

@@ -37,6 +37,9 @@ def _print(figures: dict[str, Any]) -> None:
     inside = figures["reasoning_truncated"]
     print(f"truncated  {figures['truncated']:,} ({figures['truncated_share']:.1%})"
           + (f", {inside:,} of them inside the reasoning" if inside else ""))  # fmt: skip
+    if figures["later_turns"]:
+        print(f"drift      {figures['history_drift']:,} of {figures['later_turns']:,} later turns "
+              f"({figures['history_drift_share']:.1%}) show an answer with other ids")  # fmt: skip
     for name, counts in (
         ("finish", figures["finish_reasons"]),
         ("marks", figures["marks"]),

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from eyas.session import Session
 
 
+_HISTORY = {
+    "full": "earlier answers keep their reasoning",
+    "tokens": "earlier prompts and answers stay id by id, and new messages are added behind them",
+}
+
+
 def print_start(session: Session, live: Live) -> None:
     """Who answers, how it is sampled, and what the prompt's end looks like."""
     target = session.target
@@ -35,10 +41,13 @@ def print_start(session: Session, live: Live) -> None:
             "none": "not opened by the prompt",
         }[mode.reasoning]
         several = len(target.modes.each) > 1
-        share = f"{mode.weight / weights:.0%} with {mode.text}: " if several else ""
+        share = f"{mode.weight / weights:.0%} " if several else ""
+        share += f"with {mode.text}: " if mode.kwargs else ""
         live.say(
             f"prompt    {share}ends {tail!r} {list(mode.prompt_tail[-4:])}; reasoning {thinking}"
         )
+    if session.config.history != "served":
+        live.say(f"history   {session.config.history}: {_HISTORY[session.config.history]}")
     stops = ", ".join(tokenizer.name(index) for index in sorted(profile.stop_ids)) or "none known"
     live.say(f"stop ids  {stops}")
     what = "continues" if session.continued else "new run in"

@@ -111,10 +111,11 @@ def find_control_text(
 
 def _prompt(target: Target, item: Conversation, policy: str) -> list[int] | Refusal:
     """The prompt of the first turn that holds a control string, all before it without answers."""
-    prompting = Prompting(target.tokenizer, target.modes, target.profile, policy)
+    prompting = Prompting(target.tokenizer, target.modes, target.profile, control_text=policy)
     tools = None if item.tool_use is None else item.tool_use.tools
     turn = next((turn for turn in item.turns if control_strings(target.tokenizer, turn)), None)
-    return prompting.prompt(Chat(item.turns[0] if turn is None else turn, tools))
+    prompt = prompting.prompt(Chat(item.turns[0] if turn is None else turn, tools))
+    return prompt if isinstance(prompt, Refusal) else list(prompt.ids)
 
 
 def _shown(target: Target, prompts: dict[str, list[int] | Refusal]) -> str:

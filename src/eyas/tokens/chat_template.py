@@ -73,13 +73,13 @@ class ChatTemplate:
         self.reads: frozenset[str] = frozenset(reads)
         """Names that the template may read, its switches among them."""
         midnight = dt.datetime.combine(self.date, dt.time())
-        self._context: dict[str, Any] = {
+        self._always: dict[str, Any] = {
             **(special_tokens_map or {}),
             "tools": None,
             "documents": None,
             "strftime_now": midnight.strftime,
-            **self.kwargs,
         }
+        self._context = {**self._always, **self.kwargs}
 
     @classmethod
     def of(
@@ -114,8 +114,7 @@ class ChatTemplate:
         """The same template with these switches in place of its own."""
         other = copy.copy(self)
         other.kwargs = dict(kwargs)
-        base = {name: value for name, value in self._context.items() if name not in self.kwargs}
-        other._context = {**base, **other.kwargs}
+        other._context = {**self._always, **other.kwargs}
         return other
 
     @property

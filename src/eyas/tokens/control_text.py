@@ -22,6 +22,7 @@ import orjson
 
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
+from eyas.tokens.encoded import Encoded, encode, placed
 from eyas.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def escape(
     render: _Render,
     messages: Sequence[Message],
     tools: list[dict[str, Any]] | None,
-) -> list[int]:
+) -> Encoded:
     """Prompt ids in which no control id comes from the messages or tools.
 
     Args:
@@ -111,7 +112,7 @@ def escape(
     chat = list(messages)
     text = render(chat, tools)
     if not control_strings(tokenizer, [*chat, tools]):
-        return tokenizer.encode(text) if isinstance(text, str) else text
+        return encode(tokenizer, text) if isinstance(text, str) else placed(tokenizer, text)
     if not isinstance(text, str):
         raise CannotEscape("the template function makes ids, and decides itself what they are of")
     pattern = tokenizer.control_pattern
@@ -217,7 +218,7 @@ def _read_marks(
 
 def _encode(
     tokenizer: Tokenizer, pattern: re.Pattern[str], text: str, given: list[tuple[int, int]]
-) -> list[int]:
+) -> Encoded:
     """Ids of a text whose given control strings are ordinary text."""
     backend, name_of, id_of = _renamed(tokenizer)
     pieces: list[str] = []
@@ -226,7 +227,8 @@ def _encode(
         pieces.append(pattern.sub(lambda found: name_of[found.group()], text[at:first]))
         pieces.append(text[first:end])
         at = end
-    found = backend.encode("".join(pieces), add_special_tokens=False).ids
+    encoding = backend.encode("".join(pieces), add_special_tokens=False)
+    found = encoding.ids
     control = {tokenizer.control[string] for string in name_of}
     for index in found:
         if index not in id_of and index in control:
@@ -236,7 +238,21 @@ def _encode(
     ids = [id_of.get(index, index) for index in found]
     if not tokenizer.changes_spaces and tokenizer.decode(ids) != text:
         raise CannotEscape("the ids would stand for another text")
-    return ids
+    places = _places_in(text, pattern, given)
+    return Encoded(text, ids, [(places[first], places[end]) for first, end in encoding.offsets])
+
+
+def _places_in(text: str, pattern: re.Pattern[str], given: list[tuple[int, int]]) -> list[int]:
+    """For each position in the text with the template's own strings renamed, the one in `text`."""
+    places: list[int] = []
+    at = 0
+    for first, end in [*given, (len(text), len(text))]:
+        for own in pattern.finditer(text, at, first):
+            places += [*range(at, own.start()), own.start()]
+            at = own.end()
+        places += range(at, end)
+        at = end
+    return [*places, len(text)]
 
 
 @lru_cache(maxsize=2)

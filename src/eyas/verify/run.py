@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from eyas.checks import Checker
-from eyas.errors import DamagedRun, EyasError
+from eyas.errors import ConfigError, DamagedRun, EyasError
 from eyas.findings import Findings
 from eyas.modes import Modes, open_modes, parse_mix
-from eyas.prompting import Chat, Prompting, Refusal
+from eyas.prompting import HISTORIES, Chat, Prompting, Refusal
 from eyas.store import Run
 from eyas.store.journal import segments
 from eyas.store.manifest import NAME
@@ -55,7 +55,9 @@ def verify_run(
     if not _parts(run, findings):
         return
     faults, stored = Faults(), {TRACES: 0, REJECTED: 0}
-    prompting = Prompting(tokenizer, modes, profile, _control_text(run))
+    prompting = Prompting(
+        tokenizer, modes, profile, history=_history(run), control_text=_control_text(run)
+    )
     _check_rows(run, prompting, faults, stored, on_row)
     _report_rows(findings, faults, stored)
     _counts(run, findings, stored)
@@ -91,14 +93,19 @@ def _check_rows(
             messages = checks.check(row)
             if isinstance(row, Rejected) or checks.null_columns(row):
                 continue
+            chat = messages and Chat(messages, tools_of(row), checks.mode(row))
             if row.turn > 0:
                 later.append((row.key, row.sample, row.turn - 1, row.id))
+            elif chat:
+                chats.append((row, chat))
             try:
-                turns.add(row, messages)
+                if chat and prompting.has_control_text(chat) != ("control_text" in row.marks):
+                    faults.add(
+                        "marks", row.id, "its mark control_text is not what its messages say"
+                    )
+                turns.add(row, chat or None)
             except Exception as error:  # a damaged row may hold anything
                 checks.unreadable(row, error)
-            if messages is not None:
-                chats.append((row, Chat(messages, tools_of(row), checks.mode(row))))
         if prompting.modes.each[0].template is not None:
             _check_prompts(chats, prompting, faults)
         seen += len(rows)
@@ -160,7 +167,12 @@ def _modes(
         mix = parse_mix(fingerprint.get("template_kwargs") or {})
     except ValueError as error:
         raise _damaged(run, f"template_kwargs of the fingerprint: {error}") from error
-    modes, now = open_modes(tokenizer, template, mix, stop_token_ids=stop_ids)
+    try:
+        modes, now = open_modes(
+            tokenizer, template, mix, stop_token_ids=stop_ids, history=_history(run)
+        )
+    except ConfigError as error:
+        raise _damaged(run, f"its history or template_kwargs cannot be right: {error}") from error
     if template is None:
         return modes, saved
     differing = [
@@ -217,6 +229,13 @@ def _control_text(run: Run) -> str:
     if policy not in POLICIES:
         raise _damaged(run, f"control_text of the fingerprint is no policy: {policy!r}")
     return str(policy)
+
+
+def _history(run: Run) -> str:
+    history = run.manifest.fingerprint.get("history", "served")
+    if history not in HISTORIES:
+        raise _damaged(run, f"history of the fingerprint is no policy: {history!r}")
+    return str(history)
 
 
 def _date(run: Run) -> dt.date:
@@ -291,12 +310,10 @@ def _check_prompts(chats: list[tuple[Trace, Chat]], prompting: Prompting, faults
     """Whether the prompt ids are what template and control-text policy make of the messages that
     are stored."""
     prompts = prompting.prompts(chat for _, chat in chats)
-    for (row, chat), prompt in zip(chats, prompts, strict=True):
-        if prompting.has_control_text(chat) != ("control_text" in row.marks):
-            faults.add("marks", row.id, "its mark control_text is not what its messages say")
+    for (row, _), prompt in zip(chats, prompts, strict=True):
         if isinstance(prompt, Refusal):
             faults.add("prompt", row.id, f"its messages do not render: {prompt.detail}")
-        elif prompt != row.prompt_ids:
+        elif prompt.ids != row.prompt_ids:
             faults.add("prompt", row.id, "its prompt ids are not what the template makes of its "
                        "messages")  # fmt: skip
 
