@@ -21,25 +21,39 @@ def command(
     max_length: int = typer.Option(
         None, min=1, help="Leave out rows of more ids (prompt and output together)."
     ),
+    merge_turns: bool = typer.Option(
+        False,
+        "--merge-turns",
+        help="One row of several turns where ids prove that the later prompt begins with the "
+        "earlier prompt and output.",
+    ),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an existing file."),
     as_json: bool = typer.Option(False, "--json", help="Print the figures as JSON."),
 ) -> None:
     """Write the good rows of a run for a trainer, and say what was left out.
 
     jsonl is one {"id", "input_ids", "loss_mask"} a line; the mask is 0 over the prompt and 1
-    over every generated id, the stop id included.
+    over every generated id, the stop id included. --merge-turns saves the repeated beginnings of
+    conversations and supervises the same ids; where the template rewrites history, turns stay
+    rows of their own.
     """
     from dataclasses import asdict
 
     from eyas.export import export_run
     from eyas.store import Run
 
-    report = export_run(run, to=to, out=out, only=only, max_length=max_length, overwrite=overwrite)
+    report = export_run(
+        run, to=to, out=out, only=only, max_length=max_length, merge_turns=merge_turns,
+        overwrite=overwrite,
+    )  # fmt: skip
     if as_json:
         print(json.dumps(asdict(report)))
         return
     print(f"wrote     {report.rows:,} rows, {report.tokens:,} ids, "
           f"{report.supervised:,} of them supervised, to {out}")  # fmt: skip
+    if merge_turns:
+        print(f"merged    {report.turns:,} turns into {report.rows:,} rows, which saves "
+              f"{report.tokens_saved:,} ids")  # fmt: skip
     left = {
         "cut at the token budget": report.left_out_truncated,
         f"longer than {max_length} ids": report.left_out_long,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import orjson
 
-from eyas.trace import Trace
+from eyas.export.rows import Row
 
 
-def write_jsonl(path: Path, traces: Iterator[Trace], compress: bool) -> None:
-    """Write traces one a line, as they come."""
+def write_jsonl(path: Path, rows: Iterator[Row], compress: bool) -> None:
+    """Write rows one a line, as they come."""
     with gzip.open(path, "wb", compresslevel=5) if compress else path.open("wb") as file:
-        for trace in traces:
-            row = {"id": trace.id, "input_ids": trace.input_ids, "loss_mask": trace.loss_mask}
-            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+        for row in rows:
+            line = {"id": row.id, "input_ids": row.input_ids, "loss_mask": row.loss_mask}
+            file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
