@@ -164,6 +164,16 @@ def test_reasoning_under_a_name_that_transformers_4_does_not_fill(tmp_path: Path
     )
 
 
+def test_tools_as_the_models_own_code_writes_them(shared: Path) -> None:
+    """Kimi's template prints TypeScript that its tokenizer's code makes; a capture makes it too."""
+    pytest.importorskip("renderers", reason="the package that writes TypeScript is not installed")
+    page = template_page(str(shared / "tokenizers" / "kimi-k2.5"))
+    assert "written as TypeScript" in looked_at(page)["tools"].text
+    call = page.render(page.standard_scenes()[2])
+    assert call.text is not None and "namespace functions {" in call.text
+    assert call.ids == page.tokenizer.encode(call.text)
+
+
 def test_content_that_must_be_parts(tmp_path: Path) -> None:
     parts = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{{ p.text }}{% endfor %} {% endfor %}"
     page = template_page(_file(tmp_path, parts))

@@ -48,7 +48,7 @@ HISTORIES = ("served", "full", "tokens")
 keeps; the reasoning as well; or the very ids, with only the new messages added between them."""
 
 
-_TYPESCRIPT = "tools_ts_str"
+TYPESCRIPT = "tools_ts_str"
 """What Kimi-K2.5's template reads: its tokenizer's code gives it the tools as TypeScript."""
 
 
@@ -282,9 +282,9 @@ class Prompting:
         """What the template, or the function in its place, makes of a chat."""
         template = self._template(chat)
         more: dict[str, Any] = {}
-        if chat.tools and _TYPESCRIPT in template.reads and not template.by_function:
-            more[_TYPESCRIPT] = typescript(self.tokenizer, chat.tools)
-            if more[_TYPESCRIPT] is None:
+        if chat.tools and TYPESCRIPT in template.reads and not template.by_function:
+            more[TYPESCRIPT] = typescript(self.tokenizer, chat.tools)
+            if more[TYPESCRIPT] is None:
                 raise _Unwritten
         return template.prompt(chat.messages, chat.tools, **more)
 

@@ -16,8 +16,10 @@ from typing import Any
 from eyas.conversation import Message
 from eyas.errors import InputError, TemplateRefusal
 from eyas.findings import Findings
+from eyas.modes import open_modes
 from eyas.probe.calls import look_at_calls
 from eyas.probe.facts import look_at_class, look_at_end, look_at_history, look_at_rendering
+from eyas.prompting import Chat, Prompting, Refusal
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.facts import TemplateFacts, template_facts
 from eyas.tokens.refusals import explain
@@ -89,7 +91,19 @@ class TemplatePage:
             look_at_calls(findings, tool_form(self.tokenizer, self.template, self.profile))
 
     def render(self, scene: Scene) -> Rendering:
-        """Render a conversation; a refusal is in the template's own words."""
+        """Render a conversation; a refusal is in the template's own words.
+
+        Prompts are made as a capture makes them.
+        """
+        if self.own_tokenizer and not scene.answered:
+            modes, profile = open_modes(
+                self.tokenizer, self.template, [(1.0, self.template.kwargs)]
+            )
+            chat = Chat(scene.messages, scene.tools)
+            made = Prompting(self.tokenizer, modes, profile).prompt(chat)
+            if isinstance(made, Refusal):
+                return Rendering(scene, None, None, made.detail)
+            return Rendering(scene, self.tokenizer.decode(made.ids), list(made.ids), None)
         try:
             text = self.template.render(
                 scene.messages, add_generation_prompt=not scene.answered, tools=scene.tools
@@ -97,12 +111,9 @@ class TemplatePage:
         except TemplateRefusal as error:
             why = explain(self.template, scene.messages, scene.tools, error)
             return Rendering(scene, None, None, why)
-        return Rendering(scene, text, self._ids(scene, text) if self.own_tokenizer else None, None)
-
-    def _ids(self, scene: Scene, text: str) -> list[int]:
-        if scene.answered:
-            return self.tokenizer.encode(text)
-        return self.template.prompt_ids(self.tokenizer, scene.messages, scene.tools)
+        return Rendering(
+            scene, text, self.tokenizer.encode(text) if self.own_tokenizer else None, None
+        )
 
     def standard_scenes(self) -> list[Scene]:
         """Usual conversations, in the shapes that this template takes."""

@@ -10,6 +10,7 @@ import re
 
 from eyas.errors import TemplateRefusal
 from eyas.findings import Findings, Verdict
+from eyas.prompting import TYPESCRIPT
 from eyas.tokens import ChatTemplate, Profile, Tokenizer
 from eyas.tokens.facts import TemplateFacts
 from eyas.tokens.switches import Switch
@@ -45,7 +46,7 @@ def look_at_rendering(
     _switches(findings, template, facts)
     _roles(findings, facts)
     _content(findings, facts)
-    _tools(findings, facts)
+    _tools(findings, template, facts)
     _finished(findings, tokenizer, facts)
     _versions(findings, facts)
     if own_tokenizer and facts.border_merges:
@@ -200,10 +201,16 @@ def _content(findings: Findings, facts: TemplateFacts) -> None:
         findings.add("content", "warning" if takes.only_parts else "note", "; ".join(texts))
 
 
-def _tools(findings: Findings, facts: TemplateFacts) -> None:
+def _tools(findings: Findings, template: ChatTemplate, facts: TemplateFacts) -> None:
     if facts.first_user_refusal is not None and facts.takes.calls != "kept":
         return
     texts = tool_texts(facts)
+    if TYPESCRIPT in template.reads and not template.by_function:
+        texts.insert(
+            0,
+            "a list of tools is written as TypeScript by the model's own tokenizer code, and as "
+            "JSON by the template alone; a capture writes it as that code does",
+        )
     findings.add(
         "tools",
         "note" if texts else "ok",
