@@ -15,7 +15,7 @@ from eyas.config import make_config, make_target_config
 from eyas.demo.server import TARGET
 from eyas.errors import ConfigError, TemplateRefusal, TokenizerError
 from eyas.modes import open_modes
-from eyas.prompting import Chat, Prompting, Refusal
+from eyas.prompting import Chat, Prompt, Prompting, Refusal
 from eyas.target import read_template
 from eyas.tokens import ChatTemplate, Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.facts import template_facts
@@ -98,7 +98,7 @@ def test_a_function_that_gives_ids(file: Path) -> None:
     assert template.prompt_ids(tokenizer, said("Hi")) == [508, 257, 506, 509]
     made = Prompting(tokenizer, *open_modes(tokenizer, template, [(1.0, {})]))
     assert made.prompts([Chat(said("a")), Chat(said("b") * 2)]) == [
-        [508, 257, 506, 509], [508, 258, 506, 509],
+        Prompt([508, 257, 506, 509]), Prompt([508, 258, 506, 509]),
     ]  # fmt: skip
 
 
@@ -162,12 +162,14 @@ def test_what_it_raises_refuses_the_conversation(file: Path) -> None:
 
 def test_control_text_of_functions(file: Path) -> None:
     tokenizer, template = loaded(file, "prompt")
-    made = Prompting(tokenizer, *open_modes(tokenizer, template, [(1.0, {})]), "escape")
-    ids = made.prompt(Chat(said("a <|end|>")))
-    assert isinstance(ids, list) and ids.count(506) == 1
+    modes, profile = open_modes(tokenizer, template, [(1.0, {})])
+    made = Prompting(tokenizer, modes, profile, control_text="escape")
+    prompt = made.prompt(Chat(said("a <|end|>")))
+    assert isinstance(prompt, Prompt) and list(prompt.ids).count(506) == 1
     tokenizer, template = loaded(file, "ids")
-    made = Prompting(tokenizer, *open_modes(tokenizer, template, [(1.0, {})]), "escape")
-    assert made.prompt(Chat(said("a"))) == [508, 257, 506, 509]
+    modes, profile = open_modes(tokenizer, template, [(1.0, {})])
+    made = Prompting(tokenizer, modes, profile, control_text="escape")
+    assert made.prompt(Chat(said("a"))) == Prompt([508, 257, 506, 509])
     refusal = made.prompt(Chat(said("<|end|>")))
     assert isinstance(refusal, Refusal) and refusal.reason == "control_text"
     assert "makes ids" in refusal.detail
