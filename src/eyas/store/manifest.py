@@ -78,7 +78,7 @@ class Manifest(BaseModel):
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise DamagedRun(f"{run} is not a run of eyas: it has no {NAME}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DamagedRun(f"{path} cannot be read: {error}") from error
         number = data.get("format") if isinstance(data, dict) else None
         if isinstance(number, int | float) and number > FORMAT_VERSION:

@@ -25,15 +25,13 @@ from eyas.store.parts import REJECTED, TRACES, parts
 from eyas.tokens import ChatTemplate, Profile, Tokenizer
 from eyas.tokens.control_text import POLICIES
 from eyas.tokens.profile import are_ids
-from eyas.trace import Rejected, Trace, arrow_schema, from_record
+from eyas.trace import LATER_COLUMNS, Rejected, Trace, arrow_schema, from_record
 from eyas.verify.run_rows import Faults, RowChecks, read_records, tools_of
 from eyas.verify.turns import Turns
 
 _BATCH = 256
 _EXAMPLES = 5
 _PART = re.compile(r"part-\d+\.parquet")
-_LATER_COLUMNS = ("joints", "tools")
-"""Columns of traces that parts of earlier versions do not have."""
 
 
 def verify_run(
@@ -240,7 +238,7 @@ def _parts(run: Run, findings: Findings) -> bool:
             except (OSError, pa.ArrowException) as error:
                 broken.append(f"{path}: {error}")
                 continue
-            here = [f for f in wanted if f.name in schema.names or f.name not in _LATER_COLUMNS]
+            here = [f for f in wanted if f.name in schema.names or f.name not in LATER_COLUMNS]
             if not schema.equals(pa.schema(here), check_metadata=False):
                 broken.append(f"{path}: its columns are not those of a {folder} part")
     open_rows = segments(run.path / "journal")
