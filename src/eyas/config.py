@@ -258,7 +258,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict):
         raise ConfigError(

@@ -88,10 +88,21 @@ def capture(
             archive=archive,
             probe=probe,
             redo=redo,
-            say=say or (lambda _: None),
+            say=_harmless(say),
             on_finding=on_finding,
         )
-        return runner.run(_capture(opening, on_start, on_progress, say or (lambda _: None)))
+        return runner.run(_capture(opening, on_start, on_progress, _harmless(say)))
+
+
+def _harmless(say: Callable[[str], None] | None) -> Callable[[str], None]:
+    """What shows a line must not end a capture, whatever it raises."""
+
+    def harmless(line: str) -> None:
+        if say is not None:
+            with suppress(Exception):
+                say(line)
+
+    return harmless
 
 
 @contextmanager
@@ -480,16 +491,26 @@ class _Loop:
     def _interrupt(self) -> None:
         if self._interrupted:
             os._exit(EXIT_INTERRUPTED)
-        self._interrupted = True
-        self._say("stopping: what was finished is being made durable (once more to stop at once)")
-        self._cancel()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """End cleanly. A terminal that closes may say so several times, and means nothing by it."""
+        if not self._interrupted:
+            self._interrupted = True
+            self._cancel()
+            self._say(
+                "stopping: what was finished is being made durable (once more to stop at once)"
+            )
 
     def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
-        handled = (signal.SIGINT, signal.SIGTERM)
+        handled = [signal.SIGINT, signal.SIGTERM]
         for number in handled:
             loop.add_signal_handler(number, self._interrupt)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it ignored
+            handled.append(signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
 
         def restore() -> None:
             for number in handled:

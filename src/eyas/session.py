@@ -203,6 +203,11 @@ def _open_run(
         continued = manifest is not None
         if redo is not None and manifest is not None:
             config = _put_aside(config, manifest, out, redo, say)
+        # What cannot be read ends it before anything is changed.
+        remove_temporaries(out)
+        seal_leftovers(out)
+        ledger = Ledger.load(out, Shard.parse(config.shard) if config.shard else None)
+        partials = Partials(out)
         if manifest is None:
             manifest = Manifest(
                 eyas=_version("eyas"),
@@ -225,10 +230,8 @@ def _open_run(
         manifest.versions = {name: _version(name) for name in _LIBRARIES}
         manifest.inputs = list(reader.files)
         manifest.shard = config.shard
-        remove_temporaries(out)
         manifest.save(out)
         write_bytes(out / "config.yaml", config_yaml(_resolved(config, target)))
-        seal_leftovers(out)
         reader.remember(out / INPUT)
         run = Run(out)
         return Session(
@@ -238,10 +241,10 @@ def _open_run(
             prompting=_prompting(config, target),
             most_requests=_most_requests(config, say),
             run=run,
-            ledger=Ledger.load(out, Shard.parse(config.shard) if config.shard else None),
+            ledger=ledger,
             writer=Writer(out, lock, patience_s=config.give_up_after, say=say),
             lock=lock,
-            partials=Partials(out),
+            partials=partials,
             order=open_order(config.order, out, target.modes.each, say),
             continued=continued,
         )

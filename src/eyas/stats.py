@@ -49,8 +49,9 @@ def run_stats(run: Run) -> dict[str, Any]:
     reasons: Counter[str] = Counter()
     modes: Counter[str] = Counter()
     lengths = {name: Lengths() for name in ("prompt", "output", "reasoning", "answer")}
+    profile = run.profile()
     opener, closer = (
-        (run.manifest.profile.get(name) or {"ids": []})["ids"] for name in ("opener", "closer")
+        [] if marker is None else list(marker.ids) for marker in (profile.opener, profile.closer)
     )
     columns = ["prompt_ids", "output_ids", "finish_reason", "stop_id", "reasoning_start",
                "reasoning_end", "marks", "turn", "template_kwargs"]  # fmt: skip

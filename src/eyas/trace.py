@@ -128,6 +128,10 @@ _NUMBERS = {"turn": "int32", "sample": "int32", "stop_id": "int32", "reasoning_s
             "line": "int64"}  # fmt: skip
 
 
+LATER_COLUMNS = ("joints", "tools")
+"""Columns that parts of an earlier eyas do not have."""
+
+
 def arrow_schema(kind: type[Trace] | type[Rejected]) -> pa.Schema:
     """The Arrow schema of a part; ``finished_at`` is a UTC timestamp in milliseconds."""
     import pyarrow as pa

@@ -11,15 +11,17 @@ import pytest
 from capturing import (
     capture_from,
     check_run,
+    config_for,
     numbered,
     reasons,
     write_prompts,
 )
-from eyas import ChatTemplate, EyasError, Run, build_profile, load_tokenizer
+from eyas import ChatTemplate, EyasError, Run, build_profile, capture, load_tokenizer
 from eyas.checks import Checker, bad_prompt_id
 from eyas.engines import Generation
 from eyas.engines.known_faults import refuse_fatal
 from eyas.engines.sglang import read_answer
+from eyas.store.journal import encode_line
 from eyas.tokens.tokenizer import ModelFiles, Tokenizer
 from fault_server import Answer, Fault, FaultServer, Target
 
@@ -122,9 +124,6 @@ def test_what_the_model_sampled_is_stored_not_what_a_tokenizer_would_make(
 
     prompts = write_prompts(tmp_path / "p.jsonl", numbered(1))
     with FaultServer(target, policy=policy) as server:
-        from capturing import config_for
-        from eyas import capture
-
         capture(config_for(server, prompts, tmp_path / "run"), probe=False)
     (trace,) = Run(tmp_path / "run").traces()
     assert trace.output_ids == [*split, 511, *split, 506]
@@ -301,3 +300,61 @@ def test_no_ids_are_not_an_empty_answer(tokenizer: Tokenizer) -> None:
     checker = Checker(tokenizer, build_profile(tokenizer, None))
     g = Generation([], "stop", prompt_tokens=1, completion_tokens=5)
     assert checker.judge([1], g).refusal == "no_output_ids"
+
+
+def test_a_system_message_a_broken_conversation_and_a_torn_line(
+    target: Target, tmp_path: Path
+) -> None:
+    """Row A has a system message; the server fails in turn 2 of B; half a line lies in the journal
+    when the shuffled input is captured again."""
+    system = {"role": "system", "content": "Answer in one word."}
+    asked = {"role": "user", "content": "What is 2 + 2?"}
+    rows = [
+        {"id": "A", "messages": [system, asked, {"role": "assistant", "content": "five"}]},
+        {"id": "B", "turns": ["What is 3 + 3?", "And what is it in words, spelled out in full?"]},
+    ]
+    gone: list[int] = []
+
+    def policy(body: Answer, _: Answer) -> Fault | None:
+        if "spelled out" in target.tokenizer.decode(body["input_ids"]):
+            gone.append(1)
+        return Fault(status=500) if gone else None
+
+    prompts = write_prompts(tmp_path / "p.jsonl", rows)
+    run = tmp_path / "run"
+    with FaultServer(target, policy=policy) as server:
+        first = capture_from(server, prompts, run, concurrency=1, give_up_after=0.0)
+        assert (first.done, first.rejected, first.pending) == (2, 0, 1)
+        torn = encode_line(next(Run(run).traces()))
+        (run / "journal" / "segment-000007.log").write_bytes(torn[: len(torn) // 2])
+        server.policy = None
+        again = capture_from(server, write_prompts(prompts, rows[::-1]), run)
+    assert (again.done, again.new, again.rejected, again.pending) == (3, 1, 0, 0)
+    texts = {trace.id: target.tokenizer.decode(trace.prompt_ids) for trace in Run(run).traces()}
+    assert sorted(texts) == ["A/0/0", "B/0/0", "B/0/1"]
+    assert "Answer in one word." in texts["A/0/0"]
+    assert "five" not in texts["A/0/0"]
+
+
+def test_an_answer_that_loops_to_its_budget(target: Target, tmp_path: Path) -> None:
+    """Forty times the same twelve ids, and 512 ids of reasoning without its closer."""
+    twelve = target.plain[:12]
+
+    def policy(_: Answer, honest: Answer) -> Fault:
+        ids = (twelve * 43)[:512]
+        honest.update(output_ids=ids, text=target.tokenizer.decode(ids))
+        honest["meta_info"]["completion_tokens"] = 512
+        honest["meta_info"]["finish_reason"] = {"type": "length", "length": 512}
+        return Fault(answer=honest)
+
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(3))
+    config = {"max_new_tokens": 512}
+    with FaultServer(target, policy=policy) as server:
+        kept = capture(config_for(server, prompts, tmp_path / "run", **config), probe=False)
+        refused = capture_from(server, prompts, tmp_path / "refused", reject=["loop"], **config)
+    assert (kept.done, kept.truncated) == (3, 3)
+    for trace in Run(tmp_path / "run").traces():
+        assert trace.marks == ["truncated", "reasoning_truncated", "loop"]
+        assert trace.output_ids == (twelve * 43)[:512]  # and nothing is appended
+    assert reasons(tmp_path / "refused") == {"loop": 3}
+    assert (refused.done, refused.rejected) == (0, 3)

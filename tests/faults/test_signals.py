@@ -42,13 +42,20 @@ def wait_for(condition: Callable[[], bool], child: subprocess.Popen[str]) -> Non
     raise AssertionError(child.communicate())
 
 
-def test_a_request_to_terminate_is_an_interrupt(target: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGHUP, signal.SIGHUP]], ids=str
+)
+def test_a_request_to_terminate_is_an_interrupt(
+    signals: list[signal.Signals], target: Target, tmp_path: Path
+) -> None:
+    """A terminal that closes may say so twice: once itself, once by its shell."""
     prompts = write_prompts(tmp_path / "p.jsonl", numbered(400))
     with FaultServer(target, delay_s=0.02) as server:
         command = arguments(server, prompts, tmp_path / "run")
         child = start(command)
         wait_for(lambda: len(server.requests) > 40, child)
-        child.send_signal(signal.SIGTERM)
+        for number in signals:
+            child.send_signal(number)
         out, error = child.communicate(timeout=60)
         assert (child.returncode, "Traceback" in error) == (130, False)
         kept = len(check_run(target, tmp_path / "run"))
@@ -96,3 +103,40 @@ def test_an_interrupt_before_anything_was_sent(target: Target, tmp_path: Path) -
     assert (child.returncode, out) == (130, "")
     assert "Traceback" not in error
     assert not (tmp_path / "run").exists()
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored(target: Target, tmp_path: Path) -> None:
+    """As under nohup."""
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(100))
+    with FaultServer(target, delay_s=0.02) as server:
+        child = subprocess.Popen(
+            eyas_command(*arguments(server, prompts, tmp_path / "run")), stdout=subprocess.DEVNULL,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        wait_for(lambda: len(server.requests) > 40, child)
+        child.send_signal(signal.SIGHUP)
+        _, error = child.communicate(timeout=60)
+    assert (child.returncode, "Traceback" in error) == (0, False)
+    assert len(check_run(target, tmp_path / "run")) == 100
+
+
+@pytest.mark.parametrize("reader", ["stdout", "stderr"])
+def test_a_reader_that_goes_away_ends_no_capture(
+    reader: str, target: Target, tmp_path: Path
+) -> None:
+    """As `| head` does, or a terminal that is gone."""
+    rows = [*numbered(100), {"id": "bad", "prompt": 5}]
+    prompts = write_prompts(tmp_path / "p.jsonl", rows)
+    with FaultServer(target) as server:
+        child = start(arguments(server, prompts, tmp_path / "run"))
+        gone, other = child.stdout, child.stderr
+        if reader == "stderr":
+            gone, other = other, gone
+        assert gone is not None
+        assert other is not None
+        gone.close()
+        said = other.read()
+        assert child.wait(timeout=60) == 3
+    assert "Traceback" not in said
+    assert len(check_run(target, tmp_path / "run")) == 100

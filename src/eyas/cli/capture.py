@@ -199,10 +199,14 @@ def run_capture(
         )
         if status is not None:
             status.finish(summary)
-    if as_json:
-        print(json.dumps({**asdict(summary), "exit_code": summary.exit_code}))
-    else:
-        print_summary(summary)
+    try:
+        if as_json:
+            print(json.dumps({**asdict(summary), "exit_code": summary.exit_code}))
+        else:
+            print_summary(summary)
+        sys.stdout.flush()
+    except OSError:  # nobody reads it any more; how the capture ended stays the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if summary.interrupted:  # a thread may still wait for standard input, and would be joined
         sys.stdout.flush()
         sys.stderr.flush()

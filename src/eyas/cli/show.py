@@ -53,9 +53,9 @@ def command(
 
 def load_for(run: Run, source: str | None = None) -> tuple[Tokenizer, Profile]:
     """The tokenizer and profile that a run was captured with."""
-    from eyas.tokens import Profile, load_tokenizer
+    from eyas.tokens import load_tokenizer
 
-    return load_tokenizer(source or run.manifest.tokenizer), Profile.from_dict(run.manifest.profile)
+    return load_tokenizer(source or run.manifest.tokenizer), run.profile()
 
 
 def show_row(

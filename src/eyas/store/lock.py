@@ -184,7 +184,7 @@ def _read(path: Path) -> dict[str, object] | None:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {"pid": None, "host": "unknown"}
 

@@ -6,11 +6,12 @@ with both values.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from eyas.errors import DamagedRun, FingerprintError
 from eyas.store.files import write_bytes
@@ -54,6 +55,12 @@ class Manifest(BaseModel):
     counts: dict[str, int] = {}
     """The counts at the end of the last capture."""
 
+    @field_validator("date")
+    @classmethod
+    def _is_a_day(cls, value: str) -> str:
+        dt.date.fromisoformat(value)
+        return value
+
     def save(self, run: Path) -> None:
         """Replace the manifest of a run."""
         data = json.dumps(self.model_dump(), indent=2, ensure_ascii=False) + "\n"
@@ -71,10 +78,10 @@ class Manifest(BaseModel):
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise DamagedRun(f"{run} is not a run of eyas: it has no {NAME}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DamagedRun(f"{path} cannot be read: {error}") from error
         number = data.get("format") if isinstance(data, dict) else None
-        if isinstance(number, int) and number > FORMAT_VERSION:
+        if isinstance(number, int | float) and number > FORMAT_VERSION:
             raise DamagedRun(
                 f"{path} has format {number}; this eyas reads up to {FORMAT_VERSION}. "
                 "Use a newer eyas."

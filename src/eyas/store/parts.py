@@ -16,7 +16,14 @@ from typing import Any
 from eyas.errors import DamagedRun
 from eyas.store.files import disk_errors, sync_directory, write_atomically
 from eyas.store.journal import Line, read_segment
-from eyas.trace import Rejected, Trace, arrow_schema, to_table
+from eyas.trace import (
+    FORMAT_VERSION,
+    LATER_COLUMNS,
+    Rejected,
+    Trace,
+    arrow_schema,
+    to_table,
+)
 
 TRACES, REJECTED = "traces", "rejected"
 _KINDS: tuple[tuple[str, str, type[Trace] | type[Rejected]], ...] = (
@@ -80,17 +87,17 @@ def part_writer(path: Path, schema: Any) -> Any:
     import pyarrow.parquet as pq
 
     unique = {"id", "messages", "metadata", "text", "detail"}
-    repeated = [f.name for f in schema if f.name not in unique and not is_list(f)]
+    repeated = [f.name for f in schema if f.name not in unique and not is_list(f.type)]
     return pq.ParquetWriter(
         path, schema, compression="zstd", compression_level=1, use_dictionary=repeated
     )
 
 
-def is_list(field: Any) -> bool:
-    """Whether an Arrow field is a list column."""
+def is_list(kind: Any) -> bool:
+    """Whether an Arrow type is that of a list."""
     import pyarrow as pa
 
-    return bool(pa.types.is_list(field.type))
+    return bool(pa.types.is_list(kind))
 
 
 def part_name(number: int) -> str:
@@ -132,8 +139,44 @@ def read_batches(
     import pyarrow.parquet as pq
 
     with _damage(path), pq.ParquetFile(path) as file:
-        names = None if columns is None else [c for c in columns if c in file.schema_arrow.names]
+        there = file.schema_arrow
+        _require_layout(path, there, columns)
+        names = None if columns is None else [c for c in columns if c in there.names]
         yield from file.iter_batches(batch_size=batch_size, columns=names)
+
+
+def _require_layout(path: Path, there: Any, columns: Sequence[str] | None) -> None:
+    """Raise DamagedRun where a part does not have the columns that are asked for (all if None)."""
+    number = (there.metadata or {}).get(b"eyas.format", b"")
+    if number.isdigit() and int(number) > FORMAT_VERSION:
+        raise DamagedRun(
+            f"{path} has format {int(number)}; this eyas reads up to {FORMAT_VERSION}. "
+            "Use a newer eyas."
+        )
+    wanted = arrow_schema(Rejected if path.parent.name == REJECTED else Trace)
+    for name in wanted.names if columns is None else columns:
+        if name not in there.names:
+            if name in LATER_COLUMNS:
+                continue
+            fault = f"it has no column {name!r}"
+        elif not _alike(wanted.field(name).type, there.field(name).type):
+            fault = (
+                f"its column {name!r} is {there.field(name).type}, not {wanted.field(name).type}"
+            )
+        else:
+            continue
+        raise DamagedRun(
+            f"{path} is no part as eyas writes it: {fault}. Restore the file, or move it away to "
+            "have its rows captured again."
+        )
+
+
+def _alike(wanted: Any, there: Any) -> bool:
+    """Whether a column's type is the one that is written; what a list's items are called is not
+    the same everywhere."""
+    if is_list(wanted) and is_list(there):
+        return bool(wanted.value_type == there.value_type)
+    return bool(wanted == there)
 
 
 def count_rows(path: Path) -> int:

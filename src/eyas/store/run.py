@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eyas.errors import DamagedRun
 from eyas.store.files import disk_errors, sync_directory
@@ -25,6 +25,9 @@ from eyas.store.parts import (
     read_rows,
 )
 from eyas.trace import Rejected, Trace, from_record
+
+if TYPE_CHECKING:
+    from eyas.tokens import Profile
 
 FOLDERS = (TRACES, REJECTED, "journal")
 PARTIALS = "partials"
@@ -47,6 +50,19 @@ class Run:
         """
         self.path = Path(path)
         self.manifest = Manifest.load(self.path)
+
+    def profile(self) -> Profile:
+        """What is known of the target.
+
+        Raises:
+            DamagedRun: if the manifest holds something else there.
+        """
+        from eyas.tokens import Profile
+
+        try:
+            return Profile.from_dict(self.manifest.profile)
+        except ValueError as error:
+            raise DamagedRun(f"{self.path / NAME}: the profile cannot be read: {error}") from error
 
     def records(
         self, folder: str = TRACES, columns: Sequence[str] | None = None

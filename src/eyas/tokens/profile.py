@@ -88,24 +88,50 @@ class Profile:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Profile:
-        """Read what `as_dict` wrote."""
+        """Read what `as_dict` wrote.
+
+        Raises:
+            ValueError: it holds something else.
+        """
 
         def marker(m: dict[str, Any] | None) -> Marker | None:
             return None if m is None else Marker(m["text"], tuple(m["ids"]))
 
-        return cls(
-            vocab_size=data["vocab_size"],
-            declared_stop_ids=frozenset(data["declared_stop_ids"]),
-            stop_ids=frozenset(data["stop_ids"]),
-            opener=marker(data["opener"]),
-            closer=marker(data["closer"]),
-            reasoning=data["reasoning"],
-            prompt_tail=tuple(data["prompt_tail"]),
-            role_headers=tuple(tuple(header) for header in data["role_headers"]),
-            bos_ids=tuple(data.get("bos_ids", ())),
-            content_openers=tuple(filter(None, map(marker, data.get("content_openers", ())))),
-            content_closer=marker(data.get("content_closer")),
-        )
+        try:
+            profile = cls(
+                vocab_size=data["vocab_size"],
+                declared_stop_ids=frozenset(data["declared_stop_ids"]),
+                stop_ids=frozenset(data["stop_ids"]),
+                opener=marker(data["opener"]),
+                closer=marker(data["closer"]),
+                reasoning=data["reasoning"],
+                prompt_tail=tuple(data["prompt_tail"]),
+                role_headers=tuple(tuple(header) for header in data["role_headers"]),
+                bos_ids=tuple(data.get("bos_ids", ())),
+                content_openers=tuple(filter(None, map(marker, data.get("content_openers", ())))),
+                content_closer=marker(data.get("content_closer")),
+            )
+        except KeyError as error:
+            raise ValueError(f"it has no {error}") from error
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        profile._require_sound()
+        return profile
+
+    def _require_sound(self) -> None:
+        """Raise ValueError where it holds values of another kind than it should."""
+        markers = [*self.content_openers]
+        markers += [m for m in (self.opener, self.closer, self.content_closer) if m is not None]
+        lists: list[Sequence[Any]] = [
+            [self.vocab_size], [*self.declared_stop_ids], [*self.stop_ids],
+            self.prompt_tail, self.bos_ids, *self.role_headers, *(m.ids for m in markers),
+        ]  # fmt: skip
+        if not all(map(are_ids, lists)):
+            raise ValueError("what should be ids are none")
+        if not all(self.role_headers) or not all(m.ids and type(m.text) is str for m in markers):
+            raise ValueError("a marker or header is empty")
+        if self.reasoning not in ("open", "closed", "none"):
+            raise ValueError(f"reasoning is {self.reasoning!r}")
 
     def open_position(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> int | None:
         """The position after the opener if the prompt ends inside the reasoning, else None.
@@ -358,3 +384,8 @@ def _header_before_probe(
 def _contains(ids: Sequence[int], part: Sequence[int]) -> bool:
     width = len(part)
     return any(list(ids[at : at + width]) == list(part) for at in range(len(ids) - width + 1))
+
+
+def are_ids(values: Sequence[Any]) -> bool:
+    """Whether these are ids and nothing that only equals one."""
+    return all(type(value) is int and 0 <= value < 2**31 for value in values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,14 @@ from eyas.store.manifest import NAME
 from eyas.store.parts import REJECTED, TRACES, parts
 from eyas.tokens import ChatTemplate, Profile, Tokenizer
 from eyas.tokens.control_text import POLICIES
-from eyas.trace import Rejected, Trace, arrow_schema, from_record
+from eyas.tokens.profile import are_ids
+from eyas.trace import LATER_COLUMNS, Rejected, Trace, arrow_schema, from_record
 from eyas.verify.run_rows import Faults, RowChecks, read_records, tools_of
 from eyas.verify.turns import Turns
 
 _BATCH = 256
 _EXAMPLES = 5
 _PART = re.compile(r"part-\d+\.parquet")
-_LATER_COLUMNS = ("joints", "tools")
-"""Columns of traces that parts of earlier versions do not have."""
 
 
 def verify_run(
@@ -154,14 +153,10 @@ def _modes(
     run: Run, tokenizer: Tokenizer, template: ChatTemplate | None, findings: Findings
 ) -> tuple[Modes, Profile]:
     """The modes, and the saved profile, compared with what the files say now."""
-    try:
-        saved = Profile.from_dict(run.manifest.profile)
-        _require_sound(saved)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(run, f"the profile cannot be read ({error!r})") from error
+    saved = run.profile()
     fingerprint = run.manifest.fingerprint
     stop_ids = fingerprint.get("stop_token_ids") or ()
-    if type(stop_ids) not in (list, tuple) or not _are_ids(stop_ids):
+    if type(stop_ids) not in (list, tuple) or not are_ids(stop_ids):
         raise _damaged(run, f"stop_token_ids of the fingerprint are no ids: {stop_ids!r}")
     try:
         mix = parse_mix(fingerprint.get("template_kwargs") or {})
@@ -200,28 +195,6 @@ _PROFILE = (
     "content_openers", "content_closer",
 )  # fmt: skip
 """What the files tell of a profile; a probe changes none of it."""
-
-
-def _require_sound(profile: Profile) -> None:
-    """Raise ValueError where a profile holds values of another kind than it should."""
-    markers = [*profile.content_openers]
-    markers += [
-        m for m in (profile.opener, profile.closer, profile.content_closer) if m is not None
-    ]
-    lists: list[Sequence[Any]] = [
-        [profile.vocab_size], [*profile.declared_stop_ids], [*profile.stop_ids],
-        profile.prompt_tail, profile.bos_ids, *profile.role_headers, *(m.ids for m in markers),
-    ]  # fmt: skip
-    if not all(map(_are_ids, lists)):
-        raise ValueError("what should be ids are none")
-    if not all(profile.role_headers) or not all(m.ids and type(m.text) is str for m in markers):
-        raise ValueError("a marker or header is empty")
-    if profile.reasoning not in ("open", "closed", "none"):
-        raise ValueError(f"reasoning is {profile.reasoning!r}")
-
-
-def _are_ids(values: Sequence[Any]) -> bool:
-    return all(type(value) is int and 0 <= value < 2**31 for value in values)
 
 
 def _control_text(run: Run) -> str:
@@ -265,7 +238,7 @@ def _parts(run: Run, findings: Findings) -> bool:
             except (OSError, pa.ArrowException) as error:
                 broken.append(f"{path}: {error}")
                 continue
-            here = [f for f in wanted if f.name in schema.names or f.name not in _LATER_COLUMNS]
+            here = [f for f in wanted if f.name in schema.names or f.name not in LATER_COLUMNS]
             if not schema.equals(pa.schema(here), check_metadata=False):
                 broken.append(f"{path}: its columns are not those of a {folder} part")
     open_rows = segments(run.path / "journal")
