@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the run that goes on")
     parser.add_argument("--left", type=int, default=2000, help="rows that it does not hold yet")
     parser.add_argument("--small", type=int, default=50_000, help="rows of the smaller runs")
-    parser.add_argument("--large", type=int, default=300_000, help="rows that are captured")
+    parser.add_argument("--large", type=int, default=500_000, help="rows that are captured")
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--no-capture", action="store_true", help="only resume")
     parser.add_argument("--make", nargs=2, metavar=("RUN", "PROMPTS"), help=argparse.SUPPRESS)

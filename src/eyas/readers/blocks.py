@@ -97,7 +97,9 @@ def _parquet_blocks(file: Opened) -> Iterator[Block]:
         begin = min(begin for begin, _ in columns) if columns else 0
         end = max(end for _, end in columns) if columns else 0
         content = digest(footer, _hash(source, begin, end))
-        for batch in table.iter_batches(batch_size=_PARQUET_ROWS, row_groups=[group]):
+        for batch in table.iter_batches(
+            batch_size=_PARQUET_ROWS, row_groups=[group], use_threads=False
+        ):
             name = digest(content, b"%d" % number)
             yield Block(name, number, partial(_parquet_rows, batch, number, nested))
             number += batch.num_rows

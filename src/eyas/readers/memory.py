@@ -23,7 +23,7 @@ from typing import IO
 import numpy as np
 import orjson
 
-from eyas import conversation
+from eyas import conversation, ids
 from eyas.conversation import digest
 
 
@@ -119,6 +119,6 @@ def _parsed(line: bytes, name: str) -> Known | None:
 
 def _code() -> bytes:
     """A hash of the code that makes conversations and their keys."""
-    folder = Path(__file__).parent
-    sources = [Path(conversation.__file__), *sorted(folder.glob("*.py"))]
+    used = [Path(str(module.__file__)) for module in (conversation, ids)]
+    sources = [*used, *sorted(Path(__file__).parent.glob("*.py"))]
     return digest(*(path.read_bytes() for path in sources), version("orjson").encode())
