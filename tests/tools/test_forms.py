@@ -199,3 +199,12 @@ def test_arguments_as_text_keep_the_spelling() -> None:
     assert said["function"]["arguments"] == '{"at":"ö"}'
     (said,) = message_calls([call._replace(text=None)], ["x"], as_text=True)
     assert json.loads(said["function"]["arguments"]) == call.arguments
+
+
+def test_a_template_that_makes_prompts_only_is_read_too() -> None:
+    """As functions of Python may be: it shows no answer without what follows."""
+    only = "{% if not add_generation_prompt %}{{ raise_exception('prompts only') }}{% endif %}"
+    found = read(only + small.HERMES, "So.\n<tool_call>\n" + '{"name": "look", "arguments": {"a": 1}}'
+                 "\n</tool_call><|end|>")  # fmt: skip
+    assert found.calls == (Call("look", {"a": 1}),)
+    assert found.content == "So."

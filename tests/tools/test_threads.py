@@ -328,3 +328,40 @@ def test_a_template_that_shows_no_tools_is_marked(tmp_path: Path) -> None:
     desk = Desk(small_home(tmp_path / "home", NO_TOOLS), tmp_path)
     desk.capture([RECORDED])
     assert all("tools_ignored" in marks for _, marks in desk.rows.values())
+
+
+def test_refused_turns_are_done_again(desk: Desk, command: str, tmp_path: Path) -> None:
+    """What failed is asked for once more; what is only passed over stays so."""
+    from capturing import run_eyas
+
+    script = {"Q one": [("look", {"at": "nowhere"})], "seen nowhere": "A one.", "Q two": "A two.",
+              "Q three": "No."}  # fmt: skip
+    row = {"id": "c0", "messages": RECORDED, "tools": TOOLS, "place": "here"}
+    first = desk.capture([row], script, tool_results=command)
+    assert counts(first) == (5, 1, 4, 0)
+    looking = Path(command.split()[-1])
+    looking.write_text(LOOKING.replace('if where == "nowhere":', "if False:"), encoding="utf-8")
+    with FaultServer(Talker(desk.home, SMALL, script)) as server:
+        done = run_eyas("redo", str(desk.out), "--which", "rejected", "--reason", "tool_failed",
+                        "--url", server.url, "--no-probe", "--json")  # fmt: skip
+    figures = json.loads(done.stdout)
+    assert (figures["input"], figures["done"], figures["rejected"]) == (5, 4, 1), done.stderr
+    assert desk.rows["c0/0/4"][0] == "no_tool_call"
+    assert desk.verified() == []
+
+
+def test_an_exchanged_answer_is_found(desk: Desk) -> None:
+    """A later turn must stand on the very calls that are stored for the turn before."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from eyas.store.parts import parts
+
+    desk.capture([RECORDED])
+    for path in parts(desk.out, "traces"):
+        table = pq.read_table(path)
+        at = table.schema.get_field_index("messages")
+        texts = [text.replace('\\"b\\"', '\\"c\\"').replace('"at":"b"', '"at":"c"')
+                 for text in table.column("messages").to_pylist()]  # fmt: skip
+        pq.write_table(table.set_column(at, table.field(at), pa.array(texts)), path)
+    assert set(desk.verified()) >= {"prompt"}

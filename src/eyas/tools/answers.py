@@ -8,12 +8,13 @@ calls are as they were read, and the template's rendering decides.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
 from eyas.tokens import ChatTemplate, Profile, Tokenizer
-from eyas.tools.calls import Reading, ids_for, message_calls
+from eyas.tools.calls import Reading, ids_for, message_calls, result_message
 from eyas.tools.form import tool_form
 
 _SPACES = 4
@@ -74,17 +75,19 @@ def _contents(region: str, found: Reading) -> list[str]:
     at = region.find(stripped)
     if at < 0:
         return [stripped]
-    content = region[: at + len(stripped)] if stripped else ""
-    rest = region[len(content) :]
+    lead = region[:at]
+    content = stripped if lead.strip() else lead + stripped  # a marker is no part of it
+    rest = region[at + len(stripped) :]
     spaces = min(_SPACES, len(rest) - len(rest.lstrip()))
     return [content + rest[:n] for n in range(spaces + 1)]
 
 
 def _rendered(template: ChatTemplate, answer: Message, tools: list[dict[str, Any]] | None) -> str:
     """What the template writes of the answer in a conversation of its own."""
-    try:
-        return template.render(
-            [{"role": "user", "content": "?"}, answer], add_generation_prompt=False, tools=tools
-        )
-    except TemplateRefusal:
-        return ""
+    messages = [{"role": "user", "content": "?"}, answer]
+    results = [result_message(call, "!") for call in answer["tool_calls"]]
+    with suppress(TemplateRefusal):
+        return template.render(messages, add_generation_prompt=False, tools=tools)
+    with suppress(TemplateRefusal):  # one that makes prompts only
+        return template.render([*messages, *results], tools=tools)
+    return ""

@@ -110,7 +110,7 @@ def _tool_form(tokenizer: Tokenizer, template: ChatTemplate, profile: Profile) -
         samples = kinds[1]
         written = samples.one(PLAIN, "")
     learnt = learn(tokenizer, profile, samples)
-    shows_results = written is not None and f"{RESULT}0" in written.follows
+    shows_results = written is not None and f"{RESULT}0" in written.output + written.follows
     return ToolForm(
         reader=reader,
         reader_name=name,

@@ -107,7 +107,7 @@ class Samples:
         ]
         try:
             prompt = self._render([question], add_generation_prompt=True)
-            whole = self._render([question, answer], add_generation_prompt=False)
+            whole = self._finished([question, answer], results)
         except TemplateRefusal as refusal:
             self.refusal = str(refusal)
             return None
@@ -149,10 +149,21 @@ class Samples:
         question, answer = self._answered(ANSWER)
         try:
             prompt = self._render([question], add_generation_prompt=True)
-            whole = self._render([question, answer], add_generation_prompt=False)
+            whole = self._finished([question, answer], [question])
         except TemplateRefusal:
             return None
         return self._output(prompt, whole)
+
+    def _finished(self, messages: list[Message], more: list[Message]) -> str:
+        """A conversation that ends with an answer; with `more` behind it where the template (a
+        function, say) makes prompts only."""
+        try:
+            return self._render(messages, add_generation_prompt=False)
+        except TemplateRefusal as refusal:
+            try:
+                return self._render([*messages, *more], add_generation_prompt=True)
+            except TemplateRefusal:
+                raise refusal from None
 
     def _render(self, messages: list[Message], *, add_generation_prompt: bool) -> str:
         return self._template.render(
