@@ -328,3 +328,17 @@ def test_a_template_that_shows_no_tools_is_marked(tmp_path: Path) -> None:
     desk = Desk(small_home(tmp_path / "home", NO_TOOLS), tmp_path)
     desk.capture([RECORDED])
     assert all("tools_ignored" in marks for _, marks in desk.rows.values())
+
+
+def test_the_order_changes_nothing_of_a_conversation(desk: Desk, home: Home) -> None:
+    """Threads that wait on the disk keep what they know of their tools."""
+    rows = [RECORDED, [user("Q two"), said("...")], RECORDED[:5], RECORDED]
+    desk.capture(rows)
+    plain, prompts = desk.rows, desk.prompts
+    desk.out = desk.folder / "ordered"
+    desk.capture(rows, order=str(desk.folder / "run"))
+    assert (desk.rows, desk.prompts) == (plain, prompts)
+    desk.out = desk.folder / "resumed"
+    desk.capture(rows, order="longest", policy=locked_from(home, "R two"), give_up_after=0.0)
+    assert desk.capture(rows, order="longest").pending == 0
+    assert (desk.rows, desk.prompts) == (plain, prompts)
