@@ -132,7 +132,7 @@ def test_what_is_left_is_told_in_tokens(tmp_path: Path) -> None:
 
 def unit_rows(run: Path) -> dict[str, tuple[Any, ...]]:
     return {
-        row.id: (row.key, row.seed, tuple(row.prompt_ids or ()), tuple(row.output_ids or ()))
+        row.id: (row.key, row.seed, row.template_kwargs, tuple(row.prompt_ids), row.output_ids)
         for row in Run(run).traces()
     }
 
@@ -156,7 +156,13 @@ def mixed(count: int, seed: int = 1) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("more", [{}, {"n": 2}, {"limit": 70}, {"shard": "1/2"}])
+MIX = [{"weight": 1, "a": 1}, {"weight": 2, "a": 2}]
+"""Template switches by weight: each thread has one of them."""
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"n": 2}, {"limit": 70}, {"shard": "1/2"}, {"template_kwargs": MIX}]
+)
 @pytest.mark.parametrize("by", ["longest", "run"])
 def test_units_are_the_same_whatever_the_order(
     by: str, more: dict[str, Any], target: Target, tmp_path: Path

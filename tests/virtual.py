@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from eyas.engines import Generation, Request, ServerInfo, outlook, pool, server
+from eyas.engines import Generation, Request, ServerInfo, outlook, pool, roster, server
 from eyas.engines.base import Load
 from eyas.engines.server import Server
 from eyas.errors import ServerUnreachable
@@ -38,7 +38,7 @@ def run_virtually(monkeypatch: pytest.MonkeyPatch, main: Coroutine[Any, Any, T])
     """Run to the end, with the pool's and the servers' clock that of the loop."""
     loop = VirtualLoop()
     clock = SimpleNamespace(monotonic=loop.time)
-    for module in (outlook, pool, server):
+    for module in (outlook, pool, roster, server):
         monkeypatch.setattr(module, "time", clock)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(main)

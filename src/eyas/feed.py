@@ -184,7 +184,8 @@ class Feed:
         self._policy = policy or Policy()
         self._on_tools: Callable[[], None] | None = on_tools
         self._order = order
-        self._taken = 0
+        self.taken = 0
+        """Conversations of the input that were met."""
         self._waiting: deque[Job] = deque()
         self._reading = threading.Lock()
         self.all_met = False
@@ -390,13 +391,13 @@ class Feed:
 
     def _next_stretch(self) -> Stretch | None:
         """What is read next, up to the limit; None at the end."""
-        left = None if self._limit is None else self._limit - self._taken
+        left = None if self._limit is None else self._limit - self.taken
         stretch = None if left == 0 else next(self._stretches, None)
         if stretch is None:
             self.all_met = True
             return None
         stretch = stretch.up_to(left)
-        self._taken += stretch.conversations
+        self.taken += stretch.conversations
         return stretch
 
     def _refused_line(self, line: BadLine, key: bytes) -> Rejected:

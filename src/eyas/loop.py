@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
 import os
 import signal
 import threading
-import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,6 +20,7 @@ from functools import partial
 import orjson
 import pyarrow as pa
 
+from eyas.account import Account
 from eyas.answering import Answering
 from eyas.config import CaptureConfig
 from eyas.engines.pool import Pool
@@ -31,17 +29,15 @@ from eyas.errors import EXIT_INTERRUPTED, EyasError
 from eyas.feed import Feed, Job
 from eyas.findings import Finding
 from eyas.fleet import Fleet
-from eyas.progress import Progress, ServerProgress, Summary
+from eyas.progress import Progress, Summary
 from eyas.session import Session, open_session
 from eyas.store.redo import Redo
 from eyas.tool_threads import After, Policy
 from eyas.tools.results import request_for
 from eyas.tools.sources import NEAREST, NoResult
 from eyas.trace import Rejected
-from eyas.usage import Usage
 
 _COUNT_REST_S = 10.0
-_LINES_REPORTED = 20
 _QUEUED = 1024
 """Jobs that are rendered and wait to be sent."""
 _BACKLOG = 512
@@ -163,16 +159,7 @@ class _Loop:
         self._writer = session.writer
         self._on_progress = on_progress
         self._say = say
-        self._pool = Pool(
-            [Server(session.target.engine, session.target.info, slots=config.concurrency)],
-            tries=config.tries,
-            give_up_after_s=config.give_up_after,
-            say=self._note,
-            on_weights=session.learn_weights,
-            on_places=self._employ,
-            left=self._left,
-        )
-        self._common = {"sampling": orjson.dumps(session.target.sampling.as_dict()).decode()}
+        common = {"sampling": orjson.dumps(session.target.sampling.as_dict()).decode()}
         self._feed = Feed(
             session.reader.stretches(),
             run=session.run,
@@ -182,7 +169,7 @@ class _Loop:
             context_length=session.target.context_length,
             samples=config.n,
             limit=config.limit,
-            common=self._common,
+            common=common,
             partials=session.partials,
             policy=Policy(
                 nearest=config.tool_results == NEAREST,
@@ -192,26 +179,22 @@ class _Loop:
             on_tools=session.learn_tools,
             order=session.order,
         )
-        self._answering = Answering(session, self._pool, self._feed, self._common)
-        self._usage = Usage(self._pool.servers)
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-feed")
-        self._fleet = Fleet(
-            self._pool,
-            session.target,
-            slots=config.concurrency,
-            say=say,
+        self._account = Account(session, self._feed, say)
+        self._pool = Pool(
+            [Server(session.target.engine, session.target.info, slots=config.concurrency)],
+            tries=config.tries,
+            give_up_after_s=config.give_up_after,
+            say=self._account.note,
+            on_weights=session.learn_weights,
+            on_places=self._employ,
+            left=lambda mean: self._account.left(mean, self._pool.in_flight),
         )
+        self._answering = Answering(session, self._pool, self._feed, common)
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-feed")
+        self._fleet = Fleet(self._pool, session.target, slots=config.concurrency, say=say)
         self._queue: asyncio.Queue[Job | None] = asyncio.Queue(_QUEUED)
         self._tasks: list[asyncio.Task[None]] = []
-        self._progress = Progress()
-        self._decided = 0
-        """Rows that were handed to the writer."""
-        self._reasons: dict[str, int] = {}
-        self._modes = Counter[str]()
-        self._reported = Counter[bool]()
-        self._said: set[str] = set()
-        self._began = time.monotonic()
-        self._interrupted = self._all_begun = False
+        self._interrupted = False
         self._stopped: str | None = None
         self._workers = 0
 
@@ -233,7 +216,7 @@ class _Loop:
                     raise error
             for task in around:
                 task.cancel()
-            self._look_at_use()
+            self._account.look_at(self._pool)
             await self._pool.close()
             return await self._finish(loop)
         finally:
@@ -253,28 +236,8 @@ class _Loop:
             known = await loop.run_in_executor(
                 self._threads, lambda: self._feed.count_rest(seconds=_COUNT_REST_S)
             )
-        counts, ledger, writer = self._feed.counts, self._session.ledger, self._writer
-        done, rejected = counts.done + writer.done, counts.rejected + writer.rejected
-        summary = Summary(
-            run=str(self._session.run.path),
-            input=counts.input,
-            done=done,
-            rejected=rejected,
-            pending=counts.input - done - rejected,
-            extra=ledger.done + ledger.rejected - counts.done - counts.rejected,
-            truncated=counts.truncated + self._progress.truncated,
-            new=writer.done + writer.rejected,
-            prompt_tokens=self._progress.prompt_tokens,
-            output_tokens=self._progress.output_tokens,
-            cached_tokens=self._progress.cached_tokens,
-            use=self._progress.use,
-            seconds=time.monotonic() - self._began,
-            input_known=known,
-            interrupted=self._interrupted,
-            stopped=self._stopped,
-            reasons=dict(sorted(self._reasons.items(), key=lambda item: -item[1])),
-            shapes=dict(self._session.reader.shapes),
-            modes=dict(self._modes.most_common()),
+        summary = self._account.summary(
+            input_known=known, interrupted=self._interrupted, stopped=self._stopped
         )
         self._session.save_counts(summary.shapes, {
             name: getattr(summary, name)
@@ -294,31 +257,17 @@ class _Loop:
             self._tasks.append(asyncio.create_task(self._work()))
         self._workers = max(self._workers, wanted)
 
-    def _left(self, mean_tokens: float) -> float:
-        """Output tokens of everything that was not begun yet, given the mean of an answer."""
-        order = self._session.order
-        if order is not None and (tokens := order.tokens_left(mean_tokens)) is not None:
-            return tokens
-        total = self._snapshot().total
-        if total is None:
-            return math.inf
-        counts = self._feed.counts
-        begun = counts.done + counts.rejected + self._decided + self._pool.in_flight
-        return max(0, total - begun) * mean_tokens
-
     async def _fill(self) -> None:
         """Keep the queue filled; reading, rendering and tokenizing happen on a thread."""
         loop = asyncio.get_running_loop()
         try:
-            order = self._session.order
             while not self._feed.ended:
                 room = self._queue.maxsize - self._queue.qsize()
                 jobs, refused = await loop.run_in_executor(
                     self._threads, self._feed.next_batch, room
                 )
-                self._put(refused)
-                if order is not None and order.lengths is not None and self._feed.all_met:
-                    self._say_once(order.told)
+                self._account.tell_order()
+                self._refuse(refused)
                 for job in jobs:
                     await self._queue.put(job)
             await self._queue.put(None)
@@ -340,9 +289,7 @@ class _Loop:
                 while self._writer.backlog > _BACKLOG:
                     await asyncio.sleep(0.02)
             self._queue.put_nowait(None)  # for the next worker
-            if not self._all_begun:
-                self._look_at_use()
-                self._all_begun = True
+            self._account.all_begun(self._pool)
         except Exception:
             self._cancel()
             raise
@@ -355,18 +302,11 @@ class _Loop:
         answered = await self._answering.answer(job, near)
         trace, generation = answered.trace, answered.generation
         if trace is None or generation is None:
-            self._put(answered.refused)
+            self._refuse(answered.refused)
             return None
-        progress = self._progress
-        progress.prompt_tokens += len(job.prompt_ids)
-        progress.output_tokens += len(trace.output_ids)
-        if generation.cached_tokens is not None:
-            progress.cached_tokens = (progress.cached_tokens or 0) + generation.cached_tokens
-        finish = trace.finish_reason
-        progress.finish_reasons[finish] = progress.finish_reasons.get(finish, 0) + 1
-        progress.truncated += not answered.complete
-        self._modes[trace.template_kwargs] += 1
-        self._put(answered.refused, trace)
+        self._account.answered(trace, generation, complete=answered.complete)
+        self._account.refused(answered.refused)
+        self._writer.put(trace, *answered.refused)
         ids, after = generation.output_ids, answered.after
         if not (job.goes_on and answered.goes_on and await self._next_turn(job, ids, after)):
             return None
@@ -389,10 +329,10 @@ class _Loop:
             try:
                 produced = await self._produce(job, after)
             except NoResult as problem:
-                self._put(self._feed.no_result(job, str(problem)))
+                self._refuse(self._feed.no_result(job, str(problem)))
                 return False
         turn = await run(self._feed.next_turn, job, output_ids, after, produced)
-        self._put(turn.refused)
+        self._refuse(turn.refused)
         return turn.asked
 
     async def _produce(self, job: Job, after: After) -> list[str]:
@@ -414,85 +354,25 @@ class _Loop:
         ]
         return list(await asyncio.gather(*map(source.result, requests)))
 
-    def _put(self, refused: list[Rejected], *traces: object) -> None:
-        for row in refused:
-            self._reasons[row.reason] = self._reasons.get(row.reason, 0) + 1
-            self._progress.finish_reasons[row.reason] = self._reasons[row.reason]
-            self._report(row)
-        self._decided += len(refused) + len(traces)
-        if refused or traces:
-            self._writer.put(*traces, *refused)  # type: ignore[arg-type]
-
-    def _report(self, row: Rejected) -> None:
-        """Name the first rows of each reason, and the first input lines; all are in rejected/."""
-        from_input = row.id.startswith("line-")
-        self._reported[from_input] += 1
-        if from_input and self._reported[True] <= _LINES_REPORTED:
-            self._note(f"{row.source}:{row.line}: {row.reason}: {row.detail}")
-        elif self._reasons[row.reason] == 1:
-            self._note(f"{row.id} rejected: {row.reason}: {row.detail}")
-        elif from_input and self._reported[True] == _LINES_REPORTED + 1:
-            self._note("more input lines cannot be used; all are in rejected/")
+    def _refuse(self, rows: list[Rejected]) -> None:
+        self._account.refused(rows)
+        if rows:
+            self._writer.put(*rows)
 
     # -- around it ---------------------------------------------------------------------------
-
-    def _say_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            self._say(line)
-
-    def _note(self, line: str) -> None:
-        self._progress.problems = [*self._progress.problems[-4:], line]
-        self._say(line)
-
-    def _snapshot(self) -> Progress:
-        progress, counts, position = (
-            self._progress,
-            self._feed.counts,
-            self._session.reader.position,
-        )
-        progress.done = counts.done + self._writer.done
-        progress.rejected = counts.rejected + self._writer.rejected
-        progress.new = self._writer.done + self._writer.rejected
-        progress.input, progress.input_known = counts.input, self._feed.all_met
-        if position.bytes_total:
-            progress.input_fraction = min(1.0, position.bytes_read / position.bytes_total)
-        if self._session.order is not None:
-            left = self._session.order.tokens_left(self._pool.mean_tokens)
-            # Those that are being generated are halfway through, on average.
-            progress.output_left = None if left is None else left + self._pool.expected_tokens / 2
-        progress.in_flight = self._pool.in_flight
-        progress.servers = [
-            ServerProgress(
-                url=server.url,
-                up=server.usable,
-                slots=server.slots,
-                in_flight=len(server.attempts),
-                queued=server.queued,
-                answered=server.answered,
-                output_tokens=server.output_tokens,
-            )
-            for server in self._pool.servers
-        ]
-        progress.seconds = time.monotonic() - self._began
-        return progress
 
     async def _tick(self) -> None:
         while True:
             self._employ()
-            self._look_at_use()
+            self._account.look_at(self._pool)
             self._report_progress()
             await asyncio.sleep(0.5)
-
-    def _look_at_use(self) -> None:
-        left = not self._all_begun or self._pool.waiting > 0
-        self._progress.use = self._usage.look(left=left)
 
     def _report_progress(self) -> None:
         """Tell how it stands. What shows it must not end the capture, whatever it raises."""
         if self._on_progress is not None:
             with suppress(Exception):
-                self._on_progress(self._snapshot())
+                self._on_progress(self._account.snapshot(self._pool))
 
     def _cancel(self) -> None:
         current = asyncio.current_task()

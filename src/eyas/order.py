@@ -113,7 +113,7 @@ class LongestFirst:
 
     def begun(self, thread: Thread) -> None:
         """A thread that was given is begun (or cannot be)."""
-        turns = thread.conversation.n_turns - thread.turn
+        turns = _turns_left(thread)
         if thread.tokens is None:
             self._unknown_begun += turns
         else:
@@ -155,20 +155,23 @@ class LongestFirst:
 
     def _rank(self, group: list[_Thread]) -> float:
         """The greater, the earlier its threads go; sets how long each is expected to be."""
-        conversation, turns = group[0].conversation, 0
-        tokens = None
+        conversation, tokens = group[0].conversation, None
         if self.lengths is not None:
             tokens = self.lengths.of(group[0].key, conversation.given_id)
             self.known += tokens is not None
             self.unknown += tokens is None
         for thread in group:
-            turns = conversation.n_turns - thread.turn
+            turns = _turns_left(thread)
             if tokens is None:
                 self._unknown_met += turns
             else:
                 thread.tokens = tokens / conversation.n_turns
                 self._met += thread.tokens * turns
         return _UNKNOWN + _size(conversation) if tokens is None else tokens
+
+
+def _turns_left(thread: Thread) -> int:
+    return max(1, thread.conversation.n_turns - thread.turn)
 
 
 def _size(conversation: Conversation) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eyas.engines import Generation, Request, ServerInfo, tries
+from eyas.engines import Generation, Request, ServerInfo, roster, tries
 from eyas.engines import pool as pools
 from eyas.engines.pool import Pool
 from eyas.engines.server import Server
@@ -331,7 +331,7 @@ class Killed(Scripted):
 def test_a_row_that_takes_the_server_down_is_found_and_only_it_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pools, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(roster, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(tries, "FIRST_PAUSE_S", 0.01)
     rows, poison = range(100, 160), 117
 

@@ -180,7 +180,10 @@ def test_a_manifest_with_anything_wrong_in_it(run: Path, server: FaultServer) ->
         path.write_text(json.dumps(wrong))
         for command in ("status", "stats", "show"):
             code, words = said(commands(run, server)[command])
-            assert code in (0, 3, 4) or "manifest.json" in words or "tokenizer" in name, (name, words)
+            assert code in (0, 3, 4) or "manifest.json" in words or "tokenizer" in name, (
+                name,
+                words,
+            )
 
 
 @pytest.mark.parametrize("wrong", ["x", None, 2.5, 99, 99.0, [1]])

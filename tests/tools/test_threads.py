@@ -365,3 +365,17 @@ def test_an_exchanged_answer_is_found(desk: Desk) -> None:
                  for text in table.column("messages").to_pylist()]  # fmt: skip
         pq.write_table(table.set_column(at, table.field(at), pa.array(texts)), path)
     assert set(desk.verified()) >= {"prompt"}
+
+
+def test_the_order_changes_nothing_of_a_conversation(desk: Desk, home: Home) -> None:
+    """Threads that wait on the disk keep what they know of their tools."""
+    rows = [RECORDED, [user("Q two"), said("...")], RECORDED[:5], RECORDED]
+    desk.capture(rows)
+    plain, prompts = desk.rows, desk.prompts
+    desk.out = desk.folder / "ordered"
+    desk.capture(rows, order=str(desk.folder / "run"))
+    assert (desk.rows, desk.prompts) == (plain, prompts)
+    desk.out = desk.folder / "resumed"
+    desk.capture(rows, order="longest", policy=locked_from(home, "R two"), give_up_after=0.0)
+    assert desk.capture(rows, order="longest").pending == 0
+    assert (desk.rows, desk.prompts) == (plain, prompts)
