@@ -7,17 +7,29 @@ import os
 import socket
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.conversation import digest
 from eyas.errors import RunLocked
-from eyas.store import TRACES, Ledger, Run, Writer, WriterLock, prepare_directory, seal_leftovers
+from eyas.store import (
+    REJECTED,
+    TRACES,
+    Ledger,
+    Run,
+    Writer,
+    WriterLock,
+    prepare_directory,
+    seal_leftovers,
+)
 from eyas.store.journal import encode_line, read_segment
 from eyas.store.lock import _process_start
 from eyas.store.manifest import Manifest
-from eyas.trace import Rejected, Trace
+from eyas.store.parts import parts
+from eyas.trace import Rejected, Trace, arrow_schema, from_record
 
 
 def trace(at: int, **more: object) -> Trace:
@@ -189,3 +201,36 @@ def test_other_readers_read_the_parts(tmp_path: Path) -> None:
     assert frame["prompt_ids"].to_list() == [[at, 1, 2] for at in range(3)]
     found = load_dataset("parquet", data_files=glob, cache_dir=str(tmp_path / "hf"))["train"]
     assert found["prompt_ids"][:] == [[at, 1, 2] for at in range(3)]
+
+
+def test_batches_hold_what_records_do_while_the_run_is_written(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    writer, lock = open_writer(path, sync_every_s=0.0, seal_bytes=1)
+    for at in range(7):
+        writer.put(trace(at, joints=[1] if at == 3 else [], marks=["loop"] * (at % 2)), refused(at))
+        writer.flush()
+    writer.close()
+    lock.release()
+    older = parts(path, TRACES)[2]  # as an eyas before these columns wrote it
+    table = pq.read_table(older).drop_columns(["joints", "tools"])
+    items = pa.list_(pa.field("item", pa.int32()))
+    at = table.schema.get_field_index("prompt_ids")
+    pq.write_table(table.set_column(at, "prompt_ids", table["prompt_ids"].cast(items)), older)
+    writer, lock = open_writer(path)
+    writer.put(trace(8), refused(8))
+    writer.flush()
+    assert list((path / "journal").glob("*.log"))  # not sealed yet
+    for folder in (TRACES, REJECTED):
+        later = {"joints": []} if folder == TRACES else {}
+        wanted = [{**later, "tools": None, **row} for row in Run(path).records(folder)]
+        batches = list(Run(path).batches(folder, batch_size=2))
+        found = [row for batch in batches for row in batch.to_pylist()]
+        assert [row["id"] for row in found] == [row["id"] for row in wanted]
+        kind = Trace if folder == TRACES else Rejected
+        assert [from_record(row) for row in found] == [from_record(row) for row in wanted]
+        assert all(batch.schema.equals(arrow_schema(kind)) for batch in batches)
+    few = list(Run(path).batches(TRACES, ["output_ids", "id"]))
+    assert {tuple(batch.schema.names) for batch in few} == {("id", "output_ids")}
+    assert sum(map(len, few)) == 8
+    writer.close()
+    lock.release()

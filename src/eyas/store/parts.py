@@ -72,14 +72,16 @@ def _write_groups(
 ) -> None:
     with part_writer(path, arrow_schema(kind)) as writer:
         for group in groups:
-            writer.write_table(
-                to_table(
-                    kind,
-                    [line.columns for line in group],
-                    [line.prompt for line in group],
-                    [line.output for line in group],
-                )
-            )
+            writer.write_table(_table(kind, group))
+
+
+def _table(kind: type[Trace] | type[Rejected], group: Sequence[Line]) -> Any:
+    return to_table(
+        kind,
+        [line.columns for line in group],
+        [line.prompt for line in group],
+        [line.output for line in group],
+    )
 
 
 def part_writer(path: Path, schema: Any) -> Any:
@@ -143,6 +145,17 @@ def read_batches(
         _require_layout(path, there, columns)
         names = None if columns is None else [c for c in columns if c in there.names]
         yield from file.iter_batches(batch_size=batch_size, columns=names)
+
+
+def segment_batches(segment: Path, folder: str) -> Iterator[Any]:
+    """The rows of a segment that is not sealed yet, as record batches with all columns.
+
+    Raises:
+        FileNotFoundError: if it was sealed meanwhile; nothing was given then.
+    """
+    letter, kind = next((letter, kind) for name, letter, kind in _KINDS if name == folder)
+    for group in _groups(segment, letter):
+        yield from _table(kind, group).to_batches()
 
 
 def _require_layout(path: Path, there: Any, columns: Sequence[str] | None) -> None:

@@ -23,8 +23,9 @@ from eyas.store.parts import (
     parts,
     read_batches,
     read_rows,
+    segment_batches,
 )
-from eyas.trace import Rejected, Trace, from_record
+from eyas.trace import Rejected, Trace, arrow_schema, from_record
 
 if TYPE_CHECKING:
     from eyas.tokens import Profile
@@ -83,6 +84,40 @@ class Run:
             except FileNotFoundError:  # sealed since we looked
                 if part.exists():
                     yield from read_rows(part, columns)
+
+    def batches(
+        self,
+        folder: str = TRACES,
+        columns: Sequence[str] | None = None,
+        *,
+        batch_size: int = 4096,
+    ) -> Iterator[Any]:
+        """`records` as record batches: no Python object a value.
+
+        Columns come in the order and with the types of `eyas.trace.arrow_schema`, whichever eyas
+        wrote the part; rows of the journal are in it.
+        """
+        import pyarrow as pa
+
+        whole = arrow_schema(Trace if folder == TRACES else Rejected)
+        names = whole.names if columns is None else [n for n in whole.names if n in columns]
+        schema = pa.schema([whole.field(name) for name in names])
+        live = segments(self.path / "journal")
+        sealed = parts(self.path, folder)
+        for part in sealed:
+            for batch in read_batches(part, names, batch_size=batch_size):
+                yield _in_schema(batch, schema)
+        for number, segment in live:
+            part = self.path / folder / part_name(number)
+            if part in sealed:
+                continue
+            try:
+                for batch in segment_batches(segment, folder):
+                    yield _in_schema(batch, schema)
+            except FileNotFoundError:  # sealed since we looked
+                if part.exists():
+                    for batch in read_batches(part, names, batch_size=batch_size):
+                        yield _in_schema(batch, schema)
 
     def count(self, folder: str = TRACES) -> int:
         """How many rows ``traces`` or ``rejected`` hold; parts are not read for it."""
@@ -149,6 +184,24 @@ class Run:
             for record in self.records(folder):
                 return from_record(record)
         return None
+
+
+def _in_schema(batch: Any, schema: Any) -> Any:
+    """A batch with the columns of a schema; a column that an earlier eyas did not write holds
+    what it means there: nothing."""
+    import pyarrow as pa
+
+    columns = []
+    for wanted in schema:
+        if wanted.name not in batch.schema.names:
+            nothing: Any = [] if pa.types.is_list(wanted.type) else None
+            column = pa.array([nothing] * len(batch), wanted.type)
+        else:
+            column = batch.column(wanted.name)
+            if column.type != wanted.type:  # a list's items may be called otherwise
+                column = column.cast(wanted.type)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def is_run(path: Path) -> bool:
