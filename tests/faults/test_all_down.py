@@ -11,7 +11,7 @@ import pytest
 from capturing import capture_from, check_run, config_for, numbered, run_eyas, write_prompts
 from eyas import Summary, capture, fleet
 from eyas.demo.server import TARGET
-from eyas.engines import pool
+from eyas.engines import roster
 from fault_server import Answer, Fault, FaultServer, Policy, Target
 
 
@@ -23,7 +23,7 @@ def target() -> Target:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_TEND_S", 0.02)
-    monkeypatch.setattr(pool, "_LONGEST_LOOK_S", 0.1)
+    monkeypatch.setattr(roster, "_LONGEST_LOOK_S", 0.1)
 
 
 def once(requests: int, do: Callable[[], object]) -> Policy:

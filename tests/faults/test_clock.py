@@ -12,7 +12,7 @@ import pytest
 
 from capturing import capture_from, check_run, numbered, paired, write_prompts
 from eyas import Run
-from eyas.engines import pool, tries
+from eyas.engines import roster, tries
 from fault_server import Answer, Fault, FaultServer, Target
 
 _real = time.time
@@ -36,7 +36,7 @@ def test_a_capture_with_faults(
     jumps: None, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tries, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(pool, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(roster, "FIRST_PAUSE_S", 0.01)
     chosen = random.Random(1)
     faults = [
         Fault(status=503, headers={"Retry-After": "0.01"}),

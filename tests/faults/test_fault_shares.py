@@ -23,7 +23,7 @@ from capturing import capture_from, check_run, eyas_command, numbered, paired, w
 from eyas import Run, fleet
 from eyas.checks import REFUSALS
 from eyas.demo.server import TARGET
-from eyas.engines import pool, tries
+from eyas.engines import roster, tries
 from fault_server import Answer, Fault, FaultServer, Policy, Target, asks_one_token
 
 Make = Callable[[random.Random, Answer], Fault]
@@ -41,8 +41,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of a hundredth."""
     monkeypatch.setattr(tries, "FIRST_PAUSE_S", 0.005)
     monkeypatch.setattr(tries, "_ONE_TOKEN_S", 0.3)
-    monkeypatch.setattr(pool, "FIRST_PAUSE_S", 0.005)
-    monkeypatch.setattr(pool, "_LONGEST_LOOK_S", 0.02)
+    monkeypatch.setattr(roster, "FIRST_PAUSE_S", 0.005)
+    monkeypatch.setattr(roster, "_LONGEST_LOOK_S", 0.02)
     monkeypatch.setattr(fleet, "_TEND_S", 0.02)
     monkeypatch.setattr(fleet, "_QUIET_S", 0.5)
 

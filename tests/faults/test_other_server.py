@@ -8,7 +8,7 @@ import pytest
 
 from capturing import capture_from, check_run, numbered, write_prompts
 from eyas import Run
-from eyas.engines import pool
+from eyas.engines import roster
 from eyas.errors import FingerprintError
 from fault_server import Answer, Fault, FaultServer, Target
 
@@ -35,7 +35,7 @@ def test_after_a_restart(
     other: dict[str, object], said: str, target: Target, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(pool, "FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(roster, "FIRST_PAUSE_S", 0.02)
     crashed: list[int] = []
 
     def policy(_: Answer, honest: Answer) -> Fault | None:
