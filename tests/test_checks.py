@@ -42,6 +42,19 @@ def test_a_reasoning_that_is_closed_at_once_is_none(checker: Checker) -> None:
     assert (verdict.reasoning_start, verdict.reasoning_end) == (None, None)
 
 
+def test_a_closer_where_no_reasoning_was_open(checker: Checker) -> None:
+    """Thinking is off, and the model reasons all the same: its answer holds what it should not."""
+    closed = [508, 80, 506, 509, 510, 511]
+    for ids, marks in (
+        ([70, 506], []),
+        ([70, 511, 72, 506], ["second_closer"]),
+        ([510, 70, 511, 72, 506], []),  # opened and closed again
+        ([510, 70, 511, 72, 511, 506], ["second_closer"]),
+    ):
+        verdict = checker.judge(closed, generation(ids, prompt_tokens=len(closed)))
+        assert (verdict.refusal, verdict.marks) == (None, marks), ids
+
+
 def test_a_stop_id_at_the_cap_counts_as_complete(checker: Checker) -> None:
     verdict = checker.judge(PROMPT, generation([70, 511, 71, 506], finish_reason="length"))
     assert (verdict.refusal, verdict.marks, verdict.complete) == (None, ["eos_at_cap"], True)

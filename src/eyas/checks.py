@@ -50,7 +50,7 @@ MARKS: dict[str, str] = {
     "empty_answer": "nothing but space stands after the closer",
     "control_text": "the user's text holds control strings",
     "history_drift": "an earlier answer stands in the prompt with other ids than were generated",
-    "second_closer": "more than one closer stands in the output",
+    "second_closer": "more closers stand in the output than reasoning was opened",
     "role_header": "a user's, the system's or a tool's header stands before the last id",
     "no_closer": "the reasoning has no closer, and the row is kept as --on-missing-closer says",
     "leading_assistant": "an assistant message before the first user message was dropped",
@@ -347,7 +347,7 @@ class Checker:
             if all(not self.tokenizer.join(ids[at : at + 64]).strip()
                    for at in range(first, last, 64)):  # fmt: skip
                 marks.append("empty_answer")
-        if closers > 1:
+        if closers > (start is not None):
             marks.append("second_closer")
         if is_loop(ids[:-1] if ended else ids):
             marks.append("loop")

@@ -226,17 +226,16 @@ class Profile:
             return None, None, n, 0
         start = self.open_position(tokenizer, prompt_ids)
         offset = 0
-        if start is None:
-            length = self._opened_by_model(tokenizer, output_ids)
-            if length is None:
-                return None, None, n, 0
+        if start is None and (length := self._opened_by_model(tokenizer, output_ids)) is not None:
             start, offset = n + length, length
         found = self._find_closers(tokenizer, output_ids, offset, among)
+        last = len(output_ids)
+        if output_ids and self.content_closer is not None:  # some models end both with one string
+            last -= len(self.content_closer.ids) + (output_ids[-1] in self.stop_ids)
+        if start is None:
+            return None, None, n, sum(at < last for at, _ in found)
         if not found:
             return start, None, n + len(output_ids), 0
-        last = len(output_ids)
-        if self.content_closer is not None:  # some models end both with the same string
-            last -= len(self.content_closer.ids) + (output_ids[-1] in self.stop_ids)
         first, after = found[0]
         return start, n + first, n + after, 1 + sum(at < last for at, _ in found[1:])
 
