@@ -14,9 +14,9 @@ import pytest
 
 from eyas import errors
 from eyas.checks import MARKS, REFUSALS
-from eyas.feed import FEED_REASONS
 from eyas.readers import REASONS
 from eyas.trace import Rejected, Trace, arrow_schema
+from eyas.turns import TURN_REASONS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -38,14 +38,14 @@ def test_the_cli_reference_is_current() -> None:
 
 def test_every_name_is_in_the_format() -> None:
     text = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
-    names = {*REFUSALS, *MARKS, *FEED_REASONS, *REASONS}
+    names = {*REFUSALS, *MARKS, *TURN_REASONS, *REASONS}
     names |= {f.name for kind in (Trace, Rejected) for f in fields(kind)}
     assert {name for name in names if f"`{name}`" not in text} == set()
 
 
 def test_the_format_names_nothing_that_is_not_there() -> None:
     text = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
-    known = {*REFUSALS, *MARKS, *FEED_REASONS, *REASONS, *ENGINE_REASONS}
+    known = {*REFUSALS, *MARKS, *TURN_REASONS, *REASONS, *ENGINE_REASONS}
     known |= {f.name for kind in (Trace, Rejected) for f in fields(kind)}
     listed = set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE))
     assert listed - known == set()

@@ -25,6 +25,7 @@ from eyas.store import Ledger, Manifest, Run, prepare_directory
 from eyas.store.journal import Segment, encode_line
 from eyas.store.parts import seal
 from eyas.trace import Rejected, Trace
+from eyas.turns import Turns
 
 Unit = tuple[str, str, int, int]
 """Name, key, sample and turn."""
@@ -68,7 +69,8 @@ def fill(
     Manifest(eyas="0", created="", date="2026-01-02", fingerprint={}, profile={},
              max_new_tokens=1, tokenizer="", inputs=files).save(run)  # fmt: skip
     stretches = PromptReader(files).stretches()
-    feed = Feed(stretches, run=Run(run), ledger=Ledger.load(run, shard), **desk, **more)
+    feed = Feed(stretches, run=Run(run), ledger=Ledger.load(run, shard),
+                turns=Turns(**desk), **more)  # fmt: skip
     rows: list[Trace | Rejected] = []
     while not feed.ended:
         jobs, refused = feed.next_batch()
@@ -139,7 +141,7 @@ def test_order_and_files_play_no_part(
         # and the unsharded capture finds nothing to do
         files = files_of(folder, lines)
         feed = Feed(PromptReader(files).stretches(), run=Run(folder / "merged"),
-                    ledger=Ledger.load(folder / "merged"), **desk)  # fmt: skip
+                    ledger=Ledger.load(folder / "merged"), turns=Turns(**desk))  # fmt: skip
         assert feed.next_batch() == ([], [])
 
 

@@ -19,11 +19,12 @@ from eyas.conversation import seed_for
 from eyas.engines import Generation, Request
 from eyas.engines.pool import Pool
 from eyas.errors import RowFailed
-from eyas.feed import Feed, Job, trace_of
 from eyas.ids import as_list, as_row, pack
+from eyas.jobs import Job, trace_of
 from eyas.session import Session
 from eyas.tool_threads import After
 from eyas.trace import Rejected, Trace
+from eyas.turns import Turns
 
 
 @dataclass(slots=True)
@@ -48,11 +49,11 @@ class Answered:
 class Answering:
     """Asks for turns and makes rows of the answers."""
 
-    def __init__(self, session: Session, pool: Pool, feed: Feed, common: dict[str, Any]) -> None:
+    def __init__(self, session: Session, pool: Pool, turns: Turns, common: dict[str, Any]) -> None:
         config, target = session.config, session.target
         self._config = config
         self._pool = pool
-        self._feed = feed
+        self._turns = turns
         self._common = common
         self._context = target.context_length
         # Penalties would begin anew at each joint.
@@ -111,7 +112,7 @@ class Answering:
             after = None
             if verdict.complete and job.steps is not None:
                 ids = generation.output_ids
-                after = await asyncio.to_thread(self._feed.after, job, ids)
+                after = await asyncio.to_thread(self._turns.after, job, ids)
             return self._row(job, request, budget, generation, verdict, joints, after)
 
     def _begun(self, job: Job) -> tuple[list[int], list[float]]:
@@ -145,7 +146,7 @@ class Answering:
             asked = "--on-length reject" if verdict.refusal == "truncated" else "--reject"
             verdict.detail = f"{asked}: the row is marked {verdict.refusal}"
         if verdict.refusal is not None:
-            rows = self._feed.refuse(job, verdict.refusal, verdict.detail)
+            rows = self._turns.refuse(job, verdict.refusal, verdict.detail)
             row, ids = rows[0], generation.output_ids
             if pack(ids) is not None:
                 row.output_ids = as_list(ids)
@@ -175,13 +176,13 @@ class Answering:
         )
         later: list[Rejected] = []
         if not verdict.complete:
-            later = self._feed.refuse_later(job, "earlier_turn_truncated")
+            later = self._turns.refuse_later(job, "earlier_turn_truncated")
         elif after is not None and after.ended is not None:
-            later = self._feed.refuse_later(job, *after.ended)
+            later = self._turns.refuse_later(job, *after.ended)
         return Answered(trace, later, verdict.complete, generation, after=after)
 
     def _failed(self, job: Job, request: Request, failed: RowFailed) -> Answered:
-        rows = self._feed.refuse(job, failed.reason, str(failed))
+        rows = self._turns.refuse(job, failed.reason, str(failed))
         rows[0].tries, rows[0].text = failed.tries, failed.seen or None
         rows[0].seed, rows[0].max_new_tokens = request.seed, request.max_new_tokens
         rows[0].server = failed.server

@@ -26,9 +26,10 @@ from eyas.config import CaptureConfig
 from eyas.engines.pool import Pool
 from eyas.engines.server import Server
 from eyas.errors import EXIT_INTERRUPTED, EyasError
-from eyas.feed import Feed, Job
+from eyas.feed import Feed
 from eyas.findings import Finding
 from eyas.fleet import Fleet
+from eyas.jobs import Job
 from eyas.progress import Progress, Summary
 from eyas.session import Session, open_session
 from eyas.store.redo import Redo
@@ -36,6 +37,7 @@ from eyas.tool_threads import After, Policy
 from eyas.tools.results import request_for
 from eyas.tools.sources import NEAREST, NoResult
 from eyas.trace import Rejected
+from eyas.turns import Turns
 
 _COUNT_REST_S = 10.0
 _QUEUED = 1024
@@ -160,15 +162,10 @@ class _Loop:
         self._on_progress = on_progress
         self._say = say
         common = {"sampling": orjson.dumps(session.target.sampling.as_dict()).decode()}
-        self._feed = Feed(
-            session.reader.stretches(),
-            run=session.run,
-            ledger=session.ledger,
-            prompting=session.prompting,
+        self._turns = Turns(
+            session.prompting,
             max_new_tokens=config.max_new_tokens,
             context_length=session.target.context_length,
-            samples=config.n,
-            limit=config.limit,
             common=common,
             partials=session.partials,
             policy=Policy(
@@ -176,6 +173,14 @@ class _Loop:
                 produces=session.tool_source is not None,
                 rounds=config.tool_rounds,
             ),
+        )
+        self._feed = Feed(
+            session.reader.stretches(),
+            run=session.run,
+            ledger=session.ledger,
+            turns=self._turns,
+            samples=config.n,
+            limit=config.limit,
             on_tools=session.learn_tools,
             order=session.order,
         )
@@ -189,7 +194,7 @@ class _Loop:
             on_places=self._employ,
             left=lambda mean: self._account.left(mean, self._pool.in_flight),
         )
-        self._answering = Answering(session, self._pool, self._feed, common)
+        self._answering = Answering(session, self._pool, self._turns, common)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-feed")
         self._fleet = Fleet(self._pool, session.target, slots=config.concurrency, say=say)
         self._queue: asyncio.Queue[Job | None] = asyncio.Queue(_QUEUED)
@@ -322,16 +327,16 @@ class _Loop:
         loop = asyncio.get_running_loop()
         run = partial(loop.run_in_executor, self._threads)
         if job.steps is not None and after is None:  # an earlier capture stored the answer
-            after = await run(self._feed.after, job, output_ids)
+            after = await run(self._turns.after, job, output_ids)
             job.answered = None
         produced: list[str] = []
         if after is not None and after.ended is None:
             try:
                 produced = await self._produce(job, after)
             except NoResult as problem:
-                self._refuse(self._feed.no_result(job, str(problem)))
+                self._refuse(self._turns.no_result(job, str(problem)))
                 return False
-        turn = await run(self._feed.next_turn, job, output_ids, after, produced)
+        turn = await run(self._turns.next_turn, job, output_ids, after, produced)
         self._refuse(turn.refused)
         return turn.asked
 

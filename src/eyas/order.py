@@ -41,7 +41,7 @@ _TAKEN = 64
 
 
 class Thread(Protocol):
-    """What is put in order: `eyas.feed.Job`."""
+    """What is put in order: `eyas.jobs.Job`."""
 
     conversation: Conversation
     key: bytes

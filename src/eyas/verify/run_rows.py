@@ -27,11 +27,11 @@ from eyas.errors import (
     ServerUnreachable,
     TransportError,
 )
-from eyas.feed import FEED_REASONS
 from eyas.modes import Mode, Modes
 from eyas.readers import REASONS
 from eyas.store import Manifest, Run
 from eyas.trace import Rejected, Trace
+from eyas.turns import TURN_REASONS
 
 _EXAMPLES = 5
 _JUDGED_MARKS = frozenset(MARKS) - GIVEN_MARKS
@@ -41,7 +41,7 @@ _ENGINE_ERRORS = (
     EngineError, ServerUnreachable, TransportError, BusyError, MalformedAnswer, RequestRefused,
 )  # fmt: skip
 KNOWN_REASONS = frozenset(
-    (*REFUSALS, *MARKS, *FEED_REASONS, *REASONS, "cut_answer", "error_body")
+    (*REFUSALS, *MARKS, *TURN_REASONS, *REASONS, "cut_answer", "error_body")
 ).union(kind.reason for kind in _ENGINE_ERRORS)
 """Every reason that a capture can write into ``rejected/``."""
 
