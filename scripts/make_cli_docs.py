@@ -25,6 +25,7 @@ VERBS = (
     "merge",
     "archive",
     "export",
+    "vocab",
 )
 
 HEAD = """# Command line

@@ -25,6 +25,7 @@ from eyas.cli import (
     status,
     template,
     verify,
+    vocab,
 )
 from eyas.cli.tokens import printable
 from eyas.errors import EXIT_INTERRUPTED, EyasError
@@ -76,6 +77,7 @@ for module in (
     merge,
     archive,
     export,
+    vocab,
 ):
     app.command(name=module.NAME, epilog=module.EPILOG)(module.command)
 

@@ -98,6 +98,11 @@ class Tokenizer:
         )
 
     @property
+    def is_byte_level(self) -> bool:
+        """Whether its texts are written in GPT-2's byte alphabet, and decoding is known to be."""
+        return self._bytes is not None
+
+    @property
     def changes_spaces(self) -> bool:
         """Whether decoding, here or in an engine, may change spaces."""
         return self.cleans_up_spaces or self._bytes is None

@@ -6,7 +6,6 @@ counts, echo and text) is gone by now; scoring again (`rescore`) is what is left
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -14,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from eyas.checks import Checker
-from eyas.errors import ConfigError, DamagedRun, EyasError
+from eyas.errors import EyasError
 from eyas.findings import Findings
-from eyas.modes import Modes, open_modes, parse_mix
-from eyas.prompting import HISTORIES, Chat, Prompting, Refusal
+from eyas.modes import Modes
+from eyas.prompting import Chat, Prompting, Refusal
+from eyas.run_target import control_text_of, date_of, history_of, modes_of
 from eyas.store import Run
 from eyas.store.journal import segments
-from eyas.store.manifest import NAME
 from eyas.store.parts import REJECTED, TRACES, parts
 from eyas.tokens import ChatTemplate, Profile, Tokenizer
-from eyas.tokens.control_text import POLICIES
-from eyas.tokens.profile import are_ids
 from eyas.trace import LATER_COLUMNS, Rejected, Trace, arrow_schema, from_record
 from eyas.verify.run_rows import Faults, RowChecks, read_records, tools_of
 from eyas.verify.turns import Turns
@@ -55,7 +52,7 @@ def verify_run(
         return
     faults, stored = Faults(), {TRACES: 0, REJECTED: 0}
     prompting = Prompting(
-        tokenizer, modes, profile, history=_history(run), control_text=_control_text(run)
+        tokenizer, modes, profile, history=history_of(run), control_text=control_text_of(run)
     )
     _check_rows(run, prompting, faults, stored, on_row)
     _report_rows(findings, faults, stored)
@@ -136,7 +133,7 @@ def _template(run: Run, tokenizer: Tokenizer, findings: Findings) -> ChatTemplat
                      f"{tokenizer.source}")  # fmt: skip
     if fingerprint.get("template") is None or not tokenizer.makes_prompts:
         return None
-    template = ChatTemplate.of(tokenizer, date=_date(run))
+    template = ChatTemplate.of(tokenizer, date=date_of(run))
     if template.hash != fingerprint["template"]:
         findings.add(
             "template",
@@ -154,20 +151,7 @@ def _modes(
 ) -> tuple[Modes, Profile]:
     """The modes, and the saved profile, compared with what the files say now."""
     saved = run.profile()
-    fingerprint = run.manifest.fingerprint
-    stop_ids = fingerprint.get("stop_token_ids") or ()
-    if type(stop_ids) not in (list, tuple) or not are_ids(stop_ids):
-        raise _damaged(run, f"stop_token_ids of the fingerprint are no ids: {stop_ids!r}")
-    try:
-        mix = parse_mix(fingerprint.get("template_kwargs") or {})
-    except ValueError as error:
-        raise _damaged(run, f"template_kwargs of the fingerprint: {error}") from error
-    try:
-        modes, now = open_modes(
-            tokenizer, template, mix, stop_token_ids=stop_ids, history=_history(run)
-        )
-    except ConfigError as error:
-        raise _damaged(run, f"its history or template_kwargs cannot be right: {error}") from error
+    modes, now = modes_of(run, tokenizer, template)
     if template is None:
         return modes, saved
     differing = [
@@ -195,31 +179,6 @@ _PROFILE = (
     "content_openers", "content_closer",
 )  # fmt: skip
 """What the files tell of a profile; a probe changes none of it."""
-
-
-def _control_text(run: Run) -> str:
-    policy = run.manifest.fingerprint.get("control_text", "allow")
-    if policy not in POLICIES:
-        raise _damaged(run, f"control_text of the fingerprint is no policy: {policy!r}")
-    return str(policy)
-
-
-def _history(run: Run) -> str:
-    history = run.manifest.fingerprint.get("history", "served")
-    if history not in HISTORIES:
-        raise _damaged(run, f"history of the fingerprint is no policy: {history!r}")
-    return str(history)
-
-
-def _date(run: Run) -> dt.date:
-    try:
-        return dt.date.fromisoformat(run.manifest.date)
-    except ValueError as error:
-        raise _damaged(run, f"date is {run.manifest.date!r}, which is no day") from error
-
-
-def _damaged(run: Run, what: str) -> DamagedRun:
-    return DamagedRun(f"{run.path / NAME}: {what[:300]}")
 
 
 def _parts(run: Run, findings: Findings) -> bool:

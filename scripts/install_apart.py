@@ -1,10 +1,11 @@
-"""Install a serving engine for the tests, each in an environment of its own.
+"""Install serving engines or trainers for the tests, each in an environment of its own.
 
-    python scripts/install_engine.py build/engines vllm sglang
+    python scripts/install_apart.py build/engines engines/vllm engines/sglang
+    python scripts/install_apart.py build/trainers trainers/speculators trainers/specforge
 
 Invariant: an environment is used only if it is whole. ``.ready`` holds a hash of what was asked
-for and is written last; anything else is removed and made anew. Where an engine cannot be
-installed, ``<name>.failed`` says why, and the tests that need it skip with that reason.
+for and is written last; anything else is removed and made anew. What cannot be installed says why
+in ``<name>.failed``, and the tests that need it skip with that reason.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ import time
 import venv
 from pathlib import Path
 
-REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements" / "engines"
+REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements"
 TRIES = 2  # the files are large, and an index may drop one
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Install serving engines for the tests.")
+    parser = argparse.ArgumentParser(description="Install engines or trainers for the tests.")
     parser.add_argument("root", type=Path, help="where the environments lie")
-    parser.add_argument("engines", nargs="+", help="names in requirements/engines")
+    parser.add_argument("locks", nargs="+", help="names in requirements, such as engines/vllm")
     given = parser.parse_args()
     given.root.mkdir(parents=True, exist_ok=True)
-    for name in given.engines:
+    for lock in given.locks:
+        name = Path(lock).name
         failed = given.root / f"{name}.failed"
         failed.unlink(missing_ok=True)
         started = time.monotonic()
         try:
-            news = install(given.root / name, name)
+            news = install(given.root / name, REQUIREMENTS / f"{lock}.lock")
         except (subprocess.CalledProcessError, OSError) as error:
             failed.write_text(reason_of(error), encoding="utf-8")
             print(f"{name} could not be installed: {failed.read_text()}", file=sys.stderr)
@@ -42,9 +44,9 @@ def main() -> int:
     return 0
 
 
-def install(home: Path, name: str) -> str:
+def install(home: Path, lock: Path) -> str:
     """Make the environment unless it is there already."""
-    torch, lock = REQUIREMENTS / "torch.txt", REQUIREMENTS / f"{name}.lock"
+    torch = REQUIREMENTS / "engines" / "torch.txt"
     wanted = hashlib.sha256(
         b"\0".join([torch.read_bytes(), lock.read_bytes(), sys.version.encode()])
     ).hexdigest()
