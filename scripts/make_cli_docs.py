@@ -26,6 +26,7 @@ VERBS = (
     "archive",
     "export",
     "vocab",
+    "drift",
 )
 
 HEAD = """# Command line

@@ -16,6 +16,7 @@ from eyas.cli import (
     archive,
     capture,
     demo,
+    drift,
     export,
     merge,
     probe,
@@ -78,6 +79,7 @@ for module in (
     archive,
     export,
     vocab,
+    drift,
 ):
     app.command(name=module.NAME, epilog=module.EPILOG)(module.command)
 
