@@ -191,8 +191,8 @@ def test_export(run: Path, target: Target, tmp_path: Path) -> None:
     short = run_eyas("export", str(run), "--out", str(tmp_path / "s.jsonl.gz"), "--max-length",
                      str(longest - 1), "--json")  # fmt: skip
     report = json.loads(short.stdout)
-    assert report["left_out_long"] >= 1
-    assert report["rows"] + report["left_out_long"] == 10
+    assert report["left_out"]["too_long"] >= 1
+    assert report["rows"] + report["left_out"]["too_long"] == 10
     with gzip.open(tmp_path / "s.jsonl.gz", "rt") as file:
         assert len(file.readlines()) == report["rows"]
     for wrong in (["--to", "csv"], ["--only", "some"], ["--out", "/no/such/dir/x"]):

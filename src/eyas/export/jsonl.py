@@ -7,17 +7,53 @@ of ids and a mask of the same length and ignore further keys.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import orjson
 
-from eyas.export.rows import Row
+from eyas.export.forms import Form, Opening, carried_columns
+from eyas.export.rows import loss_mask, numbers
+
+_NUMPY = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
 
 
-def write_jsonl(path: Path, rows: Iterator[Row], compress: bool) -> None:
-    """Write rows one a line, as they come."""
-    with gzip.open(path, "wb", compresslevel=5) if compress else path.open("wb") as file:
-        for row in rows:
-            line = {"id": row.id, "input_ids": row.input_ids, "loss_mask": row.loss_mask}
-            file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+class JsonLines:
+    """Writes rows one a line, as they come; a name that ends in ``.gz`` is compressed."""
+
+    def __init__(self, opening: Opening) -> None:
+        path = opening.path
+        packed = path.suffix == ".gz"
+        opened = gzip.open(path, "wb", compresslevel=5) if packed else path.open("wb")  # noqa: SIM115
+        self._file: Any = opened
+
+    def write(self, rows: Any) -> None:
+        """Add a batch of rows."""
+        column = rows.column("input_ids")
+        starts, mask = numbers(column.offsets), loss_mask(rows)
+        ids = numbers(column.values)[starts[0] : starts[-1]]
+        ends = (starts - starts[0]).tolist()
+        more = [(name, rows.column(own).to_pylist()) for own, name in carried_columns(rows.schema)]
+        for at, row_id in enumerate(rows.column("id").to_pylist()):
+            span = slice(ends[at], ends[at + 1])
+            line = {"id": row_id, "input_ids": ids[span], "loss_mask": mask[span]}
+            for name, values in more:
+                line[name] = values[at]
+            self._file.write(orjson.dumps(line, option=_NUMPY))
+
+    def close(self) -> None:
+        """Write the file's end."""
+        self._file.close()
+
+
+FORM = Form(
+    name="jsonl",
+    about="ids and mask, one row a line: speculators' prepare-data and SpecForge read it",
+    suffix=".jsonl",
+    open=JsonLines,
+    cuts_at=8192,
+    trainer=(
+        "speculators prepare-data cuts rows on the right at --seq-length (8,192 unless told "
+        "otherwise), drops rows without a supervised id then, and shuffles: its row i is not line "
+        "i. It drops other columns",
+    ),
+)

@@ -43,7 +43,8 @@ def test_every_row_goes_out_as_it_is(run: Path, tmp_path: Path) -> None:
     assert (report.rows, report.rejected) == (30, 1)
     assert report.tokens == sum(len(row["input_ids"]) for row in written.values())
     assert report.supervised == sum(sum(row["loss_mask"]) for row in written.values())
-    assert report.left_out_truncated == report.left_out_long == 0
+    assert report.left_out == {}
+    assert report.read == report.turns == 30
 
 
 def test_what_is_left_out_is_counted(run: Path, tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_what_is_left_out_is_counted(run: Path, tmp_path: Path) -> None:
     cut = [trace for trace in traces if trace.finish_reason == "length"]
     assert 0 < len(cut) < 30
     report = export_run(run, to="jsonl", out=tmp_path / "s.jsonl", only="stop")
-    assert (report.rows, report.left_out_truncated) == (30 - len(cut), len(cut))
+    assert (report.rows, report.left_out) == (30 - len(cut), {"truncated": len(cut)})
     assert {row["id"] for row in rows(tmp_path / "s.jsonl")} == {
         trace.id for trace in traces if trace.finish_reason == "stop"
     }
@@ -59,7 +60,7 @@ def test_what_is_left_out_is_counted(run: Path, tmp_path: Path) -> None:
     report = export_run(run, to="jsonl", out=tmp_path / "l.jsonl", max_length=limit)
     kept = [len(row["input_ids"]) for row in rows(tmp_path / "l.jsonl")]
     assert max(kept) == limit  # a row of exactly that length stays
-    assert (report.rows, report.left_out_long) == (len(kept), 30 - len(kept))
+    assert (report.rows, report.left_out) == (len(kept), {"too_long": 30 - len(kept)})
     assert all(1 in row["loss_mask"] for row in rows(tmp_path / "l.jsonl"))
 
 

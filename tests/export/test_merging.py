@@ -4,38 +4,77 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from capturing import change_rows, run_eyas
+from exporting import a_trace
 from eyas import Run, Tokenizer
 from eyas.errors import DiskFull
-from eyas.export import export_run
-from eyas.export.merging import join_turns, merged_rows
-from eyas.export.rows import Row
-from eyas.trace import Trace
+from eyas.export import export_run, merging
+from eyas.export.buckets import Buckets
+from eyas.export.rows import NEEDED, rows_of
+from eyas.trace import Trace, arrow_schema
 from test_history import KINDS, stage
 
 
+class Row(NamedTuple):
+    """A row with its supervised spans."""
+
+    id: str
+    input_ids: list[int]
+    spans: list[tuple[int, int]]
+
+    @property
+    def loss_mask(self) -> list[int]:
+        mask = [0] * len(self.input_ids)
+        for start, end in self.spans:
+            mask[start:end] = [1] * (end - start)
+        return mask
+
+
 def trace(turn: int, prompt: list[int], output: list[int]) -> Trace:
-    return Trace(
-        id=f"c/0/{turn}",
-        conversation_id="c",
-        turn=turn,
-        sample=0,
-        key="k",
-        prompt_ids=prompt,
-        output_ids=output,
-        finish_reason="stop",
-        stop_id=9,
-        reasoning_start=None,
-        reasoning_end=None,
-    )
+    return a_trace("c/0", turn, prompt, output)
+
+
+def as_rows(traces: Sequence[Trace]) -> Any:
+    """Traces as the exporter reads them."""
+    schema = pa.schema([arrow_schema(Trace).field(name) for name in NEEDED])
+    columns = [pa.array([getattr(t, f.name) for t in traces], f.type) for f in schema]
+    return rows_of(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+
+def from_rows(batch: Any) -> list[Row]:
+    return [
+        Row(
+            row["id"],
+            row["input_ids"],
+            list(zip(row["spans"][::2], row["spans"][1::2], strict=True)),
+        )
+        for row in batch.to_pylist()
+    ]
+
+
+def join_turns(traces: Sequence[Trace], most: int | None = None) -> list[Row]:
+    rows = as_rows(traces)
+    return from_rows(merging.join_turns(rows, merging.thread_words(rows), most))
+
+
+def merged_rows(traces: Sequence[Trace], spool: Path, bucket_bytes: int) -> list[Row]:
+    """As an export does it, a few rows at a time."""
+    batches = [as_rows(traces[at : at + 7]) for at in range(0, len(traces), 7)]
+    several = merging.repeated(map(merging.thread_words, batches))
+    spool.mkdir(exist_ok=True)
+    buckets = Buckets(spool, sum(b.nbytes for b in batches), bucket_bytes=bucket_bytes)
+    found = [row for b in merging.joined_rows(batches, several, buckets) for row in from_rows(b)]
+    assert not list(spool.iterdir())
+    return found
 
 
 def check_rows(traces: Iterable[Trace], rows: Iterable[Row]) -> None:
@@ -43,7 +82,7 @@ def check_rows(traces: Iterable[Trace], rows: Iterable[Row]) -> None:
     left = {t.id: t for t in traces}
     for row in rows:
         mask = row.loss_mask
-        assert sum(mask) == row.supervised == sum(end - start for start, end in row.spans)
+        assert sum(mask) == sum(end - start for start, end in row.spans)
         assert [n for n, supervised in enumerate(mask) if supervised] == [
             n for start, end in row.spans for n in range(start, end)
         ]
@@ -115,7 +154,7 @@ def exported(run: Path, out: Path, **more: Any) -> tuple[list[Row], Any]:
         mask = [0, *row["loss_mask"], 0]
         edges = [n for n in range(len(mask) - 1) if mask[n] != mask[n + 1]]
         spans = list(zip(edges[::2], edges[1::2], strict=True))
-        rows.append(Row(row["id"], row["input_ids"], spans, True))
+        rows.append(Row(row["id"], row["input_ids"], spans))
     return rows, report
 
 
@@ -175,11 +214,10 @@ def test_turns_that_lie_far_apart(tokenizer: Tokenizer, tmp_path: Path) -> None:
     set_up.converse(tmp_path, turns=6, conversations=8)
     change_rows(run, lambda rows: random.Random(3).shuffle(rows), lambda _: True)
     traces = list(Run(run).traces())
-    for held in (0, 500, 10**9):
-        rows = list(merged_rows(Run(run), lambda _: True, spool=tmp_path, held_ids=held))
+    for size in (2**8, 2**12, 2**30):
+        rows = merged_rows(traces, tmp_path / "spool", size)
         check_rows(traces, rows)
         assert {row.id for row in rows} == {f"c{c}/0/0-5" for c in range(8)}
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_what_is_left_out_is_not_joined(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -191,7 +229,8 @@ def test_what_is_left_out_is_not_joined(tokenizer: Tokenizer, tmp_path: Path) ->
     merged, report = exported(run, tmp_path / "m.jsonl", merge_turns=True, max_length=most)
     kept = [t for t in traces if len(t.input_ids) <= most]
     check_rows(kept, merged)
-    assert report.left_out_long == len(traces) - len(kept) > 0
+    assert report.left_out == {"too_long": len(traces) - len(kept)}
+    assert len(kept) < len(traces)
     assert max(len(row.input_ids) for row in merged) <= most
 
 
@@ -217,8 +256,8 @@ def test_a_full_disk_leaves_nothing(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("eyas.export.merging.HELD_IDS", 0)
-    monkeypatch.setattr("eyas.export.merging.pickle.dump", full)
+    monkeypatch.setattr("eyas.export.buckets.BUCKET_BYTES", 64)
+    monkeypatch.setattr("eyas.export.buckets.pa.ipc.new_stream", full)
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(DiskFull):
         export_run(tmp_path / "run", to="jsonl", out=tmp_path / "m.jsonl", merge_turns=True)

@@ -1,0 +1,220 @@
+"""Exports against pyarrow alone writing the same Parquet, and their memory against the run's size.
+
+    python benchmarks/bench_export.py [--rows 20000] [--large 10] [--case NAME] ...
+
+A run is made of random ids (drawn as words are: a few often, most hardly ever) in conversations of
+one to four turns. **Speed**: `eyas export --to parquet` reads the run, joins, masks and writes;
+the ratio is the time that `pyarrow.parquet` needs to write the very same table with the same
+settings from memory, over the time of the export in a process of its own without its start.
+**Memory**: peak memory of the process at two sizes of the run; `--large 10` makes one of 10 GB.
+
+Cases: plain, merged (`--merge-turns`), shuffled (`--shuffle`), all (both, `--dedupe` and a split).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+HERE = Path(__file__).parent
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "merged": {"merge_turns": True},
+    "shuffled": {"shuffle": 1},
+    "all": {"merge_turns": True, "shuffle": 1, "dedupe": True,
+            "split": (("train", 0.98), ("eval", 0.02))},
+}  # fmt: skip
+GOAL_RATIO, GOAL_MIB = 0.5, 1024
+REPEATS = 3
+GROUP_IDS = 1 << 20
+"""Ids of a row group of the parts, about as sealing makes them."""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--large", type=float, default=0.4, help="GB of ids of the larger run")
+    parser.add_argument("--small", type=float, default=0.1, help="GB of ids of the smaller run")
+    parser.add_argument("--case", choices=CASES, action="append")
+    parser.add_argument("--folder", help="where runs are made  [default: a temporary directory]")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(*options.child)
+        return
+    report: dict[str, Any] = {"rows": options.rows}
+    with tempfile.TemporaryDirectory(prefix="eyas-export-", dir=options.folder) as name:
+        folder = Path(name)
+        report["speed"] = speed(folder, options.rows, options.case or ["plain", "merged"])
+        report["memory"] = memory(folder, options.small, options.large, options.case or list(CASES))
+    (HERE / "last-export.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+def speed(folder: Path, rows: int, cases: list[str]) -> dict[str, Any]:
+    """The ratios of all cases on one run."""
+    run = folder / "run"
+    make_run(run, rows)
+    found: dict[str, Any] = {}
+    for case in cases:
+        out, least, alone = folder / "out", float("inf"), float("inf")
+        for _ in range(REPEATS):  # of repeats the least counts: a busy machine only adds
+            least = min(least, measured(run, out, case)["seconds"])
+            alone = min(alone, written_alone(out, folder / "alone.parquet"))
+            remove(out)
+        ratio = alone / least
+        found[case] = {"seconds": least, "pyarrow_alone": alone, "ratio": ratio,
+                       "rows_per_second": rows / least}  # fmt: skip
+        print(
+            f"{case:<9} {rows / least:9,.0f} rows/s   export {least:.2f} s   pyarrow alone "
+            f"{alone:.2f} s   ratio {ratio:.2f}"
+            + (f" (goal {GOAL_RATIO})" if case == "plain" else ""),
+            flush=True,
+        )
+    shutil.rmtree(run)
+    return found
+
+
+def memory(folder: Path, small: float, large: float, cases: list[str]) -> dict[str, Any]:
+    """Peak memory of all cases on a small and a large run."""
+    found: dict[str, Any] = {}
+    for size in (small, large):
+        run = folder / "run"
+        rows = make_run(run, int(size * 2**30 / 4 / MEAN_IDS))
+        for case in cases:
+            figures = measured(run, folder / "out", case)
+            remove(folder / "out")
+            found.setdefault(case, {})[f"{size:g} GB"] = figures
+            print(
+                f"{case:<9} {size:6g} GB of ids, {rows:,} rows: peak {figures['peak_mib']:.0f} MiB "
+                f"in {figures['seconds']:.1f} s (goal {GOAL_MIB} MiB)",
+                flush=True,
+            )
+        shutil.rmtree(run)
+    return found
+
+
+def measured(run: Path, out: Path, case: str) -> dict[str, float]:
+    """Seconds and peak memory of one export in a process of its own."""
+    command = [sys.executable, __file__, "--child", str(run), str(out), case]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+def child(run: str, out: str, case: str) -> None:
+    """Export once and print what it took."""
+    import resource
+
+    from eyas.export import export_run
+
+    start = time.perf_counter()
+    export_run(run, to="parquet", out=out, **CASES[case])
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"seconds": seconds, "peak_mib": peak}))
+
+
+def written_alone(out: Path, target: Path) -> float:
+    """How long pyarrow takes to write the same table with the same settings."""
+    files = sorted(out.glob("*.parquet")) if out.is_dir() else [out]
+    table = pa.concat_tables(pq.read_table(file) for file in files).combine_chunks()
+    start = time.perf_counter()
+    pq.write_table(
+        table,
+        target,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=["loss_mask.list.element"],
+        row_group_size=max(1, len(table) * pq.read_metadata(files[0]).num_row_groups and
+                           pq.read_metadata(files[0]).row_group(0).num_rows),
+    )  # fmt: skip
+    return time.perf_counter() - start
+
+
+def remove(path: Path) -> None:
+    """Remove a file or directory."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+MEAN_IDS = 1000
+"""About how many ids a row has, prompt and output together."""
+
+
+def make_run(path: Path, rows: int, seed: int = 0) -> int:
+    """Write a run of so many rows (a few more, so that conversations are whole)."""
+    from eyas.store import prepare_directory
+    from eyas.store.manifest import Manifest
+    from eyas.store.parts import part_name, part_writer
+    from eyas.trace import Trace, arrow_schema
+
+    prepare_directory(path)
+    rng, schema = np.random.default_rng(seed), arrow_schema(Trace)
+    words = (rng.zipf(1.3, 1 << 22) % 150_000).astype(np.int32)
+    made = part = 0
+    while made < rows:
+        part += 1
+        with part_writer(path / "traces" / part_name(part), schema) as writer:
+            for _ in range(16):  # row groups
+                group: list[dict[str, Any]] = []
+                ids = 0
+                while ids < GROUP_IDS and made < rows:
+                    for row in conversation(rng, words, made):
+                        group.append(row)
+                        made, ids = made + 1, ids + len(row["prompt_ids"]) + len(row["output_ids"])
+                if group:
+                    columns = [pa.array([row[f.name] for row in group], f.type) for f in schema]
+                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+    Manifest(
+        eyas="0", created="2026-01-01T00:00:00+00:00", date="2026-01-01",
+        fingerprint={"target": "bench"}, profile={}, max_new_tokens=4096, tokenizer="none",
+    ).save(path)  # fmt: skip
+    return made
+
+
+def conversation(rng: Any, words: Any, number: int) -> list[dict[str, Any]]:
+    """Turns whose prompts begin with the turn before, in two conversations of three."""
+    from eyas.trace import Trace
+
+    turns, kept = int(rng.choice([1, 1, 1, 2, 4])), rng.random() < 2 / 3
+    key, before, found = rng.bytes(16).hex(), np.zeros(0, np.int32), []
+
+    def some(mean: int) -> Any:
+        n, at = int(rng.integers(mean // 4, 2 * mean)), int(rng.integers(0, len(words) - 8 * mean))
+        return words[at : at + n]
+
+    for turn in range(turns):
+        prompt = np.concatenate([before, some(120)])
+        output = np.concatenate([some(600 // turns), [7]]).astype(np.int32)
+        before = np.concatenate([prompt, output]) if kept else before
+        trace = Trace(
+            id=f"c{number}/0/{turn}", conversation_id=f"c{number}", turn=turn, sample=0, key=key,
+            prompt_ids=prompt, output_ids=output,  # type: ignore[arg-type]
+            finish_reason="stop" if rng.random() < 0.95 else "length", stop_id=7,
+            reasoning_start=None, reasoning_end=None, messages='[{"role": "user"}]',
+            finished_at=0.0,
+        )  # fmt: skip
+        row = {name: getattr(trace, name) for name in Trace.__slots__}
+        row["finished_at"] = 0
+        if row["finish_reason"] == "length":
+            row["marks"] = ["truncated"]
+        found.append(row)
+    return found
+
+
+if __name__ == "__main__":
+    main()

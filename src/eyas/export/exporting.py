@@ -1,0 +1,256 @@
+"""An export from end to end: a run's rows, chosen, put in order, and written.
+
+Invariants: the figures of the report are those of what was written; nothing is at ``--out`` unless
+all of it is; memory does not grow with the run but for 8 bytes a trace (32 with ``dedupe``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from eyas.errors import ConfigError, DamagedRun
+from eyas.export.forms import Finished, Form, Opening, Sink
+from eyas.export.options import ExportOptions
+from eyas.export.places import Shards, by_split, shuffled
+from eyas.export.report import ExportReport, Tally
+from eyas.export.rows import NEEDED, rows_of, schema_with
+from eyas.export.staging import RECORD, Stage, check_place, staged
+from eyas.store import REJECTED, TRACES, Run
+from eyas.trace import Trace, arrow_schema
+
+_BATCH_BYTES = 4 * 2**20
+"""Ids of a batch: what is worked on at a time."""
+_MOST_FILES = 512
+"""How many files may be open at once."""
+
+
+def export_run(
+    run: str | Path,
+    *,
+    to: str,
+    out: str | Path,
+    options: ExportOptions | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    on_plan: Callable[[list[str]], None] = lambda _: None,
+    on_rows: Callable[[int], None] = lambda _: None,
+    **choices: Any,
+) -> ExportReport:
+    """Write a run's good rows in a form; the file or directory appears whole or not at all.
+
+    Args:
+        to: the form, one of `FORMS`.
+        out: a file; a directory where the form is one, or with `split` or `shards`.
+        options: what goes out, and how; each field of it may be given by its name as well.
+        overwrite: replace a file, or a directory that an earlier export made.
+        dry_run: do everything but write, to see the figures.
+        on_plan: gets what is going to be done, before it is done.
+        on_rows: gets the number of traces read so far.
+
+    Raises:
+        ConfigError: a choice that cannot be carried out, or the place is taken.
+        DamagedRun: the run cannot be read.
+        DiskFull: a write failed; then nothing is there.
+    """
+    from eyas.export import FORMS
+
+    if to not in FORMS:
+        raise ConfigError(f"--to {to} is not known; there is {', '.join(FORMS)}")
+    chosen = replace(options or ExportOptions(), **choices)
+    form, target = FORMS[to], Path(out)
+    form.check(chosen)
+    is_directory = form.makes_directory(chosen)
+    check_place(target, overwrite=overwrite, is_directory=is_directory, suffix=form.suffix)
+    files = (chosen.shards or 1) * max(1, len(chosen.split))
+    if files > _MOST_FILES:
+        raise ConfigError(f"--shards {chosen.shards}: at most {_MOST_FILES} files are written")
+    opened = Run(run)
+    export = _Export(opened, form, chosen, Sizes.of(opened), on_rows)
+    report = export.report
+    report.to, report.out = to, str(target)
+    report.plan = [f"{export.sizes.rows:,} rows of {opened.path} as {to}", *chosen.lines()]
+    on_plan(report.plan)
+    try:
+        with staged(target, is_directory=is_directory, keep=not dry_run) as stage:
+            export.carry_out(stage, write=not dry_run)
+    except ValueError as error:  # keys that are none
+        raise DamagedRun(f"{opened.path}: {error}; eyas verify {opened.path} says more") from error
+    report.rejected = opened.count(REJECTED)
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large a run is, from what its parts say of themselves."""
+
+    rows: int
+    ids: int
+
+    @classmethod
+    def of(cls, run: Run) -> Sizes:
+        """Parts are not read for it; of unsealed rows the ids are a guess."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from eyas.store.journal import segments
+        from eyas.store.parts import parts
+
+        ids = 0
+        for part in parts(run.path, TRACES):
+            try:
+                metadata = pq.read_metadata(part)
+            except (OSError, pa.ArrowException):
+                continue  # reading it will say what is wrong
+            for group in range(metadata.num_row_groups):
+                for column in map(metadata.row_group(group).column, range(metadata.num_columns)):
+                    if column.path_in_schema.split(".")[0] in ("prompt_ids", "output_ids"):
+                        ids += column.num_values
+        ids += sum(path.stat().st_size // 5 for _, path in segments(run.path / "journal"))
+        return cls(run.count(TRACES), ids)
+
+    def batch_rows(self) -> int:
+        """How many rows make up a batch."""
+        return max(1, min(1 << 16, _BATCH_BYTES * self.rows // max(1, 4 * self.ids)))
+
+
+class _Export:
+    """One export under way."""
+
+    def __init__(
+        self,
+        run: Run,
+        form: Form,
+        options: ExportOptions,
+        sizes: Sizes,
+        on_rows: Callable[[int], None],
+    ) -> None:
+        self._run = run
+        self._form = form
+        self._options = options
+        self.sizes = sizes
+        self._on_rows = on_rows
+        self.report = ExportReport()
+        self._sinks: dict[Path, Sink] = {}
+        self._carried = tuple(options.columns) + tuple(
+            name for name in form.reads if name not in options.columns
+        )
+
+    def carry_out(self, stage: Stage, *, write: bool) -> None:
+        """Read, choose and write."""
+        tally = Tally(self.report, self._form.cuts_at)
+        files = self._form.files(stage.path, self._options, self.sizes.ids)
+        with ExitStack() as stack:
+            writer = stack.enter_context(_Writing(self._shards(files, stack) if write else {}))
+            for rows in self._rows(stage):
+                for split, some in by_split(rows, self._options.split):
+                    tally.add(split, some)
+                    writer.write(split, some)
+                self._on_rows(self.report.read)
+        tally.finish()
+        self.report.trainer = self._form.said(self.report)
+        if write:
+            self._finish(stage, files)
+
+    def _shards(self, files: dict[str, list[Path]], stack: ExitStack) -> dict[str, Shards]:
+        count = sum(map(len, files.values()))
+        schema = schema_with([arrow_schema(Trace).field(name) for name in self._carried])
+        made: dict[str, Shards] = {}
+        for split, paths in files.items():
+            sinks: list[Sink] = []
+            for path in paths:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                sink = self._form.open(Opening(path, schema, count))
+                stack.callback(sink.close)
+                self._sinks[path] = sink
+                sinks.append(sink)
+            made[split] = Shards(sinks)
+        return made
+
+    def _rows(self, stage: Stage) -> Iterator[Any]:
+        """The rows that go out, in their order."""
+        from eyas.export.choosing import Sieve
+
+        rows = Sieve(self._options, self.report).pass_on(self._joined(stage))
+        if self._options.shuffle is None:
+            return rows
+        return shuffled(rows, self._options.shuffle, self._buckets(stage, "shuffled"))
+
+    def _joined(self, stage: Stage) -> Iterator[Any]:
+        from eyas.export.choosing import chosen_traces
+        from eyas.export.merging import joined_rows, last_rows, repeated, thread_words
+
+        options = self._options
+        traces = chosen_traces(self._traces([*NEEDED, *self._carried]), options, self.report)
+        rows = (
+            rows_of(batch, reasoning=options.mask != "no-reasoning", carry=self._carried)
+            for batch in traces
+        )
+        if not options.merge_turns and not self._form.is_text:
+            return rows
+        several = repeated(map(thread_words, self._traces(["key", "sample"])))
+        buckets = self._buckets(stage, "threads")
+        if self._form.is_text:
+            return last_rows(rows, several, buckets, self.report)
+        return joined_rows(
+            rows,
+            several,
+            buckets,
+            max_length=options.max_length,
+            last_turn=options.mask == "last-turn",
+        )
+
+    def _traces(self, columns: Sequence[str]) -> Iterator[Any]:
+        columns = list(dict.fromkeys(columns))
+        size = self.sizes.batch_rows() if "prompt_ids" in columns else 1 << 16
+        for batch in self._run.batches(TRACES, columns, batch_size=size):
+            if len(batch):
+                yield batch
+
+    def _buckets(self, stage: Stage, name: str) -> Any:
+        from eyas.export.buckets import Buckets
+
+        folder = stage.spool / name
+        folder.mkdir()
+        return Buckets(folder, 4 * self.sizes.ids)
+
+    def _finish(self, stage: Stage, files: dict[str, list[Path]]) -> None:
+        manifest = self._run.manifest
+        done = Finished(stage.path, files, self.report, self._options, manifest, self._sinks)
+        self._form.finish(done)
+        if stage.path.is_dir():
+            (stage.path / RECORD).write_text(done.record(), encoding="utf-8")
+
+
+class _Writing:
+    """Writes batches on a thread of its own, one after the other, while the next is made."""
+
+    def __init__(self, shards: dict[str, Shards]) -> None:
+        self._shards = shards
+        self._pool = ThreadPoolExecutor(1)
+        self._under_way: Future[None] | None = None
+
+    def __enter__(self) -> _Writing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._wait()
+        finally:
+            self._pool.shutdown()
+
+    def write(self, split: str, rows: Any) -> None:
+        """Have a batch written, once the one before it is."""
+        if self._shards:
+            self._wait()
+            self._under_way = self._pool.submit(self._shards[split].write, rows)
+
+    def _wait(self) -> None:
+        if self._under_way is not None:
+            self._under_way.result()
+            self._under_way = None
