@@ -3,10 +3,10 @@
 The parts have short names here and are imported when they are first used, so that importing
 eyas (and ``eyas --help``) stays fast::
 
-    from eyas import CaptureConfig, Run, capture
+    from eyas import CaptureConfig, capture, open_run
 
     summary = capture(CaptureConfig(prompts=["prompts.jsonl"], out="run", url="...", tokenizer="..."))
-    for trace in Run("run").traces():
+    for trace in open_run("run"):
         trace.input_ids, trace.loss_mask
 """
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from eyas.engines import VLLM, Engine, Generation, LlamaCpp, Request, Sampling, SGLang
     from eyas.errors import EyasError
     from eyas.findings import Finding, Findings
+    from eyas.library import OpenRun, open_run
     from eyas.loop import capture
     from eyas.merge import MergeReport, merge_runs
     from eyas.probe import Probe
@@ -40,6 +41,7 @@ _HOMES = {
     "engines": ("Engine", "Generation", "LlamaCpp", "Request", "SGLang", "Sampling", "VLLM"),
     "errors": ("EyasError",),
     "findings": ("Finding", "Findings"),
+    "library": ("OpenRun", "open_run"),
     "loop": ("capture",),
     "merge": ("MergeReport", "merge_runs"),
     "probe": ("Probe",),
@@ -65,6 +67,7 @@ __all__ = [
     "Generation",
     "LlamaCpp",
     "MergeReport",
+    "OpenRun",
     "Probe",
     "Profile",
     "Progress",
@@ -83,6 +86,7 @@ __all__ = [
     "capture",
     "load_tokenizer",
     "merge_runs",
+    "open_run",
 ]
 
 

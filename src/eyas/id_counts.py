@@ -73,10 +73,12 @@ def count_ids(
         ConfigError: an id that is not below `vocab_size`.
         DamagedRun: a part that cannot be read.
     """
+    import pyarrow as pa
+
     counts = Counts(vocab_size)
     for batch in run.batches(TRACES, _COLUMNS, batch_size=_BATCH):
         if only == "stop":
-            batch = batch.filter(_complete(batch))
+            batch = batch.filter(pa.array(complete_rows(batch)))
         _count_batch(batch, counts)
         on_row(counts.rows)
     return counts
@@ -124,11 +126,10 @@ def _marked(batch: Any, mark: str) -> NDArray[np.bool_]:
     return np.isin(np.arange(len(batch)), rows)
 
 
-def _complete(batch: Any) -> Any:
-    import pyarrow as pa
-
+def complete_rows(batch: Any) -> NDArray[np.bool_]:
+    """Which rows of a batch the model ended itself; a stop id at the cap counts."""
     stopped = np.array([reason == "stop" for reason in batch.column("finish_reason").to_pylist()])
-    return pa.array(stopped | _marked(batch, "eos_at_cap"))
+    return stopped.astype(np.bool_) | _marked(batch, "eos_at_cap")
 
 
 def _values(column: Any) -> tuple[NDArray[np.int32], Ids]:
