@@ -17,8 +17,9 @@ from eyas.conversation import Message
 from eyas.errors import InputError, TemplateRefusal
 from eyas.findings import Findings
 from eyas.modes import open_modes
+from eyas.probe.answer_facts import look_at_class, look_at_end, look_at_history
 from eyas.probe.calls import look_at_calls
-from eyas.probe.facts import look_at_class, look_at_end, look_at_history, look_at_rendering
+from eyas.probe.facts import look_at_rendering
 from eyas.prompting import Chat, Prompting, Refusal
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.facts import TemplateFacts, template_facts

@@ -51,6 +51,7 @@ class Measured(NamedTuple):
     tail: str
     switches: frozenset[str]
     history: str
+    off_mode: str
     last_turn: str
     inline: str
     arguments: str
@@ -75,6 +76,7 @@ def measured(shared: Path) -> list[Measured]:
                     tail=cells[4].strip("`").replace("\\n", "\n").replace("\\|", "|"),
                     switches=frozenset(cells[5].split(", ")) - {""},
                     history=cells[6],
+                    off_mode=cells[8],
                     last_turn=cells[9],
                     inline=cells[10],
                     arguments=cells[11],
@@ -140,6 +142,22 @@ def test_history(measured: list[Measured], found: dict[str, TemplateFacts]) -> N
         said = append_only, json.loads(switch.group()) if switch else None
         seen = facts.append_only, facts.append_only_with
         assert seen == HISTORY.get(row.model, said), (row.model, facts.first_difference)
+
+
+def test_history_without_reasoning(
+    measured: list[Measured], found: dict[str, TemplateFacts]
+) -> None:
+    """With the switch that closes the reasoning; rows that are append-only anyway say it too."""
+    compared = 0
+    for row in measured:
+        facts = found[row.model]
+        if facts.append_only is not False or row.off_mode == "-" or row.reasoning == "closed":
+            continue
+        compared += 1
+        seen = facts.append_only_without_reasoning is not None
+        assert seen == (row.off_mode == "yes"), (row.model, facts.append_only_without_reasoning)
+    assert compared >= 10
+    assert found["Kimi-K2.5"].append_only_without_reasoning == {"thinking": False}
 
 
 def test_last_turn(measured: list[Measured], found: dict[str, TemplateFacts]) -> None:

@@ -172,6 +172,8 @@ def test_where_the_reasoning_stands(profile: Profile, tokenizer: Tokenizer) -> N
         (closed, [a, 506], (None, None, 3, 0)),
         (plain, [510, a, 511, a, 506], (2, 3, 4, 1)),
         (plain, [a, 510, a, 511, 506], (None, None, 1, 0)),  # quoted, not opened
+        (plain, [a, 511, a, 506], (None, None, 1, 1)),
+        (closed, [a, 511, a, 506], (None, None, 3, 1)),
     ):
         assert profile.spans(tokenizer, prompt, output) == spans
     reading = profile.read(tokenizer, opened, [a, 511, a, a, 506])

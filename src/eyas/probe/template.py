@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from eyas.findings import Findings, Verdict
-from eyas.probe.facts import end_texts, look_at_history
+from eyas.probe.answer_facts import end_texts, look_at_history
 from eyas.probe.question import Answers
 from eyas.target import Target
 from eyas.tokens.facts import TemplateFacts

@@ -87,6 +87,8 @@ class TemplateFacts:
     """Whether turn 2's prompt begins with turn 1's prompt and answer, as ids."""
     append_only_with: dict[str, Any] | None
     """A switch that makes it so and leaves the generation prompt's reasoning as it is."""
+    append_only_without_reasoning: dict[str, Any] | None
+    """One that closes the reasoning at once, and makes it so."""
     append_only_with_tools: bool | None
     """The same where there is a list of tools, which some templates move to the last turn."""
     first_difference: str | None
@@ -146,6 +148,7 @@ def template_facts(tokenizer: Tokenizer, template: ChatTemplate, profile: Profil
         last_turn_reasoning=_last_turn_reasoning(scenes, markers),
         append_only=again.append_only,
         append_only_with=_append_only_with(tokenizer, scenes, switches, again, reasons),
+        append_only_without_reasoning=_append_only_without(tokenizer, scenes, switches, again),
         append_only_with_tools=_append_only_with_tools(tokenizer, scenes, again, reasons),
         first_difference=again.difference,
         turn_end_ids=end.ids if end else (),
@@ -319,6 +322,20 @@ def _append_only_with(
             continue
         if continuation(tokenizer, scenes.under(switch.kwargs), reasons=reasons).append_only:
             return switch.kwargs
+    return None
+
+
+def _append_only_without(
+    tokenizer: Tokenizer, scenes: Scenes, switches: tuple[Switch, ...], plain: Continuation
+) -> dict[str, Any] | None:
+    if plain.append_only is not False:
+        return None
+    for switch in switches:
+        named = switch.name not in (SYSTEM_TEXT, USER_TEXT)
+        if named and switch.effect.partition(";")[0].endswith("-> closed"):
+            under = scenes.under(switch.kwargs)
+            if continuation(tokenizer, under, reasons=False).append_only:
+                return switch.kwargs
     return None
 
 

@@ -6,6 +6,7 @@ generation prompt's reasoning is the same with it.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from eyas.tokens.chat_template import ChatTemplate
@@ -54,9 +55,15 @@ def _appending(facts: TemplateFacts) -> tuple[dict[str, Any] | None, str]:
         return {}, ""
     if facts.append_only_with is not None:
         return facts.append_only_with, ""
+    but = (
+        f"only --template-kwargs {json.dumps(facts.append_only_without_reasoning)}, without "
+        "reasoning, makes it so"
+        if facts.append_only_without_reasoning
+        else "no switch makes it so"
+    )
     return None, (
         "with this chat template the next prompt does not begin with the earlier prompt and "
-        f"output ({facts.first_difference}), and no switch makes it so"
+        f"output ({facts.first_difference}), and {but}"
     )
 
 

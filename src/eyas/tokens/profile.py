@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from eyas.errors import TemplateRefusal
 from eyas.tokens.chat_template import ChatTemplate
 from eyas.tokens.markers import Marker, find_frame, find_markers
+from eyas.tokens.role_headers import rendered, role_headers
 from eyas.tokens.tokenizer import Tokenizer
 
 _TAIL = 24
@@ -37,7 +37,7 @@ class Reading(NamedTuple):
     content_end: int
     """The id after its last one: the stop id, what is written before it, or the end."""
     closers: int
-    """How many closers stand in the output."""
+    """How many closers stand in the output; where no reasoning was open, those without an opener."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +233,22 @@ class Profile:
         if output_ids and self.content_closer is not None:  # some models end both with one string
             last -= len(self.content_closer.ids) + (output_ids[-1] in self.stop_ids)
         if start is None:
-            return None, None, n, sum(at < last for at, _ in found)
+            closers = sum(at < last for at, _ in found)
+            return None, None, n, max(0, closers - self._openers(output_ids)) if closers else 0
         if not found:
             return start, None, n + len(output_ids), 0
         first, after = found[0]
         return start, n + first, n + after, 1 + sum(at < last for at, _ in found[1:])
+
+    def _openers(self, output_ids: Sequence[int]) -> int:
+        """How many openers stand in an output, such as quoted ones."""
+        assert self.opener is not None
+        marker, width = self.opener.ids, len(self.opener.ids)
+        return sum(
+            tuple(output_ids[at : at + width]) == marker
+            for at, token in enumerate(output_ids)
+            if token == marker[0]
+        )
 
     def _opened_by_model(self, tokenizer: Tokenizer, output_ids: Sequence[int]) -> int | None:
         """How many of the output's first ids make up an opener (whitespace may precede it)."""
@@ -293,7 +304,7 @@ def build_profile(
     if not declared:
         declared = tokenizer_eos
     stop_ids = declared | tokenizer_eos | frozenset(stop_token_ids)
-    prompt = _render(template, [{"role": "user", "content": "Hi"}]) or ""
+    prompt = rendered(template, [{"role": "user", "content": "Hi"}]) or ""
     opener, closer, reasoning = find_markers(tokenizer, template, prompt)
     content_openers, content_closer = find_frame(tokenizer, template, (opener, closer), stop_ids)
     bos = tokenizer.special_tokens_map.get("bos_token")
@@ -306,83 +317,11 @@ def build_profile(
         closer=closer,
         reasoning=reasoning,
         prompt_tail=tuple(tokenizer.encode(prompt)[-8:]),
-        role_headers=_role_headers(tokenizer, template, stop_ids),
+        role_headers=role_headers(tokenizer, template, stop_ids),
         bos_ids=() if bos_id is None else (bos_id,),
         content_openers=content_openers,
         content_closer=content_closer,
     )
-
-
-def _render(template: ChatTemplate | None, messages: list[dict[str, Any]]) -> str | None:
-    if template is None:
-        return None
-    try:
-        return template.render(messages)
-    except TemplateRefusal:
-        return None
-
-
-_USER, _ANSWER, _PROBE = "qzuser", "qzanswer", "qzprobe"
-"""Words that no template writes itself, to find our own content in what it renders."""
-
-_LONGEST_HEADER = 8
-"""A longer one holds text of the template's own (gpt-oss's preamble) and proves nothing."""
-
-
-def _role_headers(
-    tokenizer: Tokenizer, template: ChatTemplate | None, stop_ids: frozenset[int]
-) -> tuple[tuple[int, ...], ...]:
-    """Ids that begin a message of the user, the system or a tool, found by rendering.
-
-    Where the header's first control id never begins an assistant's message, that id alone is
-    the header (``<|im_user|>``); else the ids up to the content are (``<|im_start|>user``).
-    """
-    user = {"role": "user", "content": _USER}
-    answer = {"role": "assistant", "content": _ANSWER}
-    tool = {"role": "tool", "content": _PROBE, "tool_call_id": "functions.f:0", "name": "f"}
-    prompt = _render(template, [user]) or ""
-    assistant = tokenizer.encode(prompt[prompt.rfind(_USER) + len(_USER) :])
-    turn_end = assistant[0] if assistant else None  # gpt-oss: <|end|>, which is no stop id
-    headers: list[tuple[int, ...]] = []
-    for messages in (
-        [user, answer, {"role": "user", "content": _PROBE}],
-        [{"role": "system", "content": _PROBE}, user],
-        [user, answer, tool],
-    ):
-        text = _render(template, messages) or ""
-        ids = _header_before_probe(tokenizer, text, stop_ids, turn_end)
-        if ids and ids[0] not in assistant:
-            ids = ids[:1]
-        if ids and not any(ids[: len(known)] == known for known in headers):
-            headers.append(ids)
-    return tuple(header for header in headers if not _contains(assistant, header))
-
-
-def _header_before_probe(
-    tokenizer: Tokenizer, text: str, stop_ids: frozenset[int], turn_end: int | None
-) -> tuple[int, ...]:
-    """The ids between the end of the turn before and the probe, from a control id on.
-
-    Trailing space is left out, since it may share an id with the content behind it.
-    """
-    if _PROBE not in text:
-        return ()
-    before = text[: text.index(_PROBE)]
-    if _ANSWER in before:
-        before = before[before.rindex(_ANSWER) + len(_ANSWER) :]
-    ids = tokenizer.encode(before.rstrip())
-    control = set(tokenizer.control.values())
-    control.discard(tokenizer.control.get(tokenizer.special_tokens_map.get("bos_token", ""), -1))
-    last_stop = max((at for at, i in enumerate(ids) if i in stop_ids), default=-1)
-    ids = ids[last_stop + 1 :]
-    while ids and (ids[0] not in control or ids[0] == turn_end):
-        ids.pop(0)
-    return tuple(ids) if len(ids) <= _LONGEST_HEADER else ()
-
-
-def _contains(ids: Sequence[int], part: Sequence[int]) -> bool:
-    width = len(part)
-    return any(list(ids[at : at + width]) == list(part) for at in range(len(ids) - width + 1))
 
 
 def are_ids(values: Sequence[Any]) -> bool:
