@@ -152,6 +152,8 @@ async def open_session(
         date=None if earlier is None else dt.date.fromisoformat(earlier.date),
         weight_version=None if earlier is None else earlier.fingerprint.get("weight_version"),
     )
+    if not probe and target.info.doubt is not None:  # the probe says it as well
+        say(target.info.doubt)
     try:
         if config.on_length == "continue" and target.sampling.penalised:
             raise ConfigError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eyas.config import TargetConfig
-from eyas.engines import Engine, Sampling, ServerInfo, connect
+from eyas.engines import Engine, Sampling, ServerInfo, connect, doubt_engine
 from eyas.errors import ConfigError, ServerUnreachable
 from eyas.modes import Modes, open_modes, parse_mix
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, load_tokenizer
@@ -140,7 +140,9 @@ async def _connect_to(
     engine: Engine | None = None
     try:
         engine = await connect(url, engine=config.engine, sampling=sampling, api_key=key)
-        return engine, await engine.identify()
+        info = await engine.identify()
+        info.doubt = await doubt_engine(url, config.engine, key)
+        return engine, info
     except BaseException as error:
         if engine is not None:
             await engine.close()

@@ -12,7 +12,7 @@ import pytest
 from capturing import config_for, numbered, write_prompts
 from eyas import CaptureConfig, EyasError, Run, Summary, capture
 from eyas.demo.server import TARGET, serve
-from eyas.engines import Request, Sampling, clean_url, connect
+from eyas.engines import Request, Sampling, clean_url, connect, doubt_engine
 from eyas.engines.llama_cpp import LlamaCpp, read_answer
 from eyas.errors import RequestRefused, ServerUnreachable
 from fault_server import Fault, FaultServer, Target
@@ -117,6 +117,22 @@ def test_sglang_is_recognised(info: dict[str, str] | None) -> None:
     with FaultServer(info=info) as server:
         engine = asyncio.run(connect(server.url))
     assert engine.name == "sglang"
+
+
+def test_an_engine_that_was_named_wrongly_is_doubted() -> None:
+    """By the server's own pages alone: one that has none may be anything."""
+    for info, doubted in (({"model_path": "m"}, True), (None, False)):
+        with FaultServer(info=info) as server:
+            said = asyncio.run(doubt_engine(server.url, "vllm"))
+            assert (said is not None) is doubted
+            assert asyncio.run(doubt_engine(server.url, "sglang")) is None
+            assert asyncio.run(doubt_engine(server.url, "auto")) is None
+        if said is not None:
+            assert said == (
+                f"--engine vllm was given, but what answers at {server.url} looks like sglang; "
+                "without --engine it is recognised by itself"
+            )
+    assert asyncio.run(doubt_engine("http://127.0.0.1:9", "vllm")) is None
 
 
 def test_a_server_of_another_kind_is_named(tmp_path: Path) -> None:

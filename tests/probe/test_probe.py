@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from capturing import capture_from, numbered, write_prompts
-from eyas import Run
+from capturing import capture_from, config_for, numbered, write_prompts
+from eyas import Run, capture
 from eyas.config import TargetConfig
 from eyas.demo.server import TARGET
 from eyas.errors import ProbeFailed, UnsuitableServerError
@@ -64,6 +64,18 @@ def test_an_honest_server_with_all_pages_is_proven(target: Target) -> None:
         assert verdict(done, name) == "ok", finding(done, name)
     assert finding(done, "reasoning").evidence["reasoning_end"] is not None
     assert finding(done, "stop").evidence["seen"] == END
+
+
+def test_an_engine_that_was_named_wrongly_is_said(target: Target, tmp_path: Path) -> None:
+    with FaultServer(target, info={"model_path": "m"}) as server:
+        done = run_probe(server, engine="llama_cpp")
+        assert verdict(done, "engine") == "warning"
+        assert "looks like sglang" in finding(done, "engine").text
+        said: list[str] = []
+        prompts = write_prompts(tmp_path / "p.jsonl", numbered(1))
+        config = config_for(server, prompts, tmp_path / "run", engine="llama_cpp")
+        capture(config, probe=False, say=said.append)
+        assert any("looks like sglang" in line for line in said)
 
 
 def test_a_bare_generate_is_not_refused(target: Target) -> None:

@@ -50,6 +50,7 @@ __all__ = [
     "ServerInfo",
     "clean_url",
     "connect",
+    "doubt_engine",
     "resampled",
 ]
 
@@ -75,19 +76,46 @@ async def connect(
     return ENGINES[name](url, sampling=sampling, api_key=api_key)
 
 
+async def doubt_engine(url: str, engine: str, api_key: str | None = None) -> str | None:
+    """A sentence where an engine was named and the server's own pages tell of another one.
+
+    It is only said, since a proxy in front of a server may have pages of its own.
+    """
+    if engine == "auto":
+        return None
+    http = HttpClient(url, api_key=api_key)
+    try:
+        told = await _told(http, (await openai.listed_model(http)).get("owned_by"))
+    except EngineError:
+        return None
+    finally:
+        await http.close()
+    if told is None or told == engine:
+        return None
+    return (
+        f"--engine {engine} was given, but what answers at {http.url} looks like {told}; without "
+        "--engine it is recognised by itself"
+    )
+
+
+async def _told(http: HttpClient, owner: Any) -> str | None:
+    """The engine that has pages like these, or None."""
+    if isinstance(owner, str) and owner in _OWNERS:
+        return _OWNERS[owner]
+    for path in ("/model_info", "/get_model_info", "/server_info", "/get_server_info"):
+        if await http.get(path) is not None:
+            return "sglang"
+    props = await http.get("/props")
+    return "llama_cpp" if "default_generation_settings" in (props or {}) else None
+
+
 async def _recognise(url: str, api_key: str | None) -> str:
     """Tell engines apart by pages that only they have, then by the route that captures."""
     http = HttpClient(url, api_key=api_key)
     try:
         owner = (await openai.listed_model(http)).get("owned_by")
-        if isinstance(owner, str) and owner in _OWNERS:
-            return _OWNERS[owner]
-        for path in ("/model_info", "/get_model_info", "/server_info", "/get_server_info"):
-            if await http.get(path) is not None:
-                return "sglang"
-        props = await http.get("/props")
-        if props is not None and "default_generation_settings" in props:
-            return "llama_cpp"
+        if told := await _told(http, owner):
+            return told
         if advice := await _unsuitable(http, owner):
             raise UnsuitableServerError(f"{http.url} {advice}")
         # A bare server or a router may have the capturing route alone: one token tells.

@@ -104,6 +104,8 @@ class ServerInfo:
     """How many requests the server runs at once, where it says so."""
     details: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    doubt: str | None = None
+    """Why it may be of another kind than the engine that was named."""
 
 
 @dataclass(slots=True)

@@ -58,6 +58,8 @@ async def look_at_server(target: Target, findings: Findings) -> None:
         weight_version=info.weight_version,
         context_length=target.context_length,
     )
+    if info.doubt is not None:
+        findings.add("engine", "warning", info.doubt)
     _version(target, findings)
     _settings(target, findings)
 
