@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,14 @@ def change_rows(
         some, others = [r for r in rows if chosen(r)], [r for r in rows if not chosen(r)]
         change(some)
         pq.write_table(pa.Table.from_pylist([*others, *some], schema=table.schema), path)
+
+
+def wait_until_ended(pid: int) -> None:
+    """Return once a process has ended, whosever child it is."""
+    with suppress(ProcessLookupError):  # it is gone already
+        process = os.pidfd_open(pid)
+        select.select([process], [], [])
+        os.close(process)
 
 
 def reasons(out: Path) -> Counter[str]:

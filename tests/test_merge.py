@@ -107,7 +107,8 @@ def test_the_manifest_holds_all_of_them(tmp_path: Path) -> None:
     assert (manifest.max_new_tokens, manifest.created, manifest.shard) == (10, "2025-01-01", None)
     assert manifest.shapes == {"prompt": 7, "turns": 1}
     assert manifest.profile == {"stop_ids": [5, 7], "vocab_size": 9}
-    assert report.missing_shards == ["2/3"]
+    assert report.missing_shards == []  # the third run is of all conversations
+    assert merge_runs(tmp_path / "shards", [one, two]).missing_shards == ["2/3"]
 
 
 def test_one_id_for_two_contents_gets_a_suffix(tmp_path: Path) -> None:
@@ -358,7 +359,8 @@ def test_limit_concerns_the_whole_input(server: FaultServer, tmp_path: Path) -> 
 
 def test_what_the_commands_say(tmp_path: Path) -> None:
     one = make_run(tmp_path / "1", [trace("a")], shard="1/4")
-    two = make_run(tmp_path / "2", [trace("a"), trace("b"), trace("a", content="x", sample=1)])
+    rows = [trace("a"), trace("b"), trace("a", content="x", sample=1)]
+    two = make_run(tmp_path / "2", rows, shard="3/4")
     out = str(tmp_path / "out")
     refusal = run_eyas("merge", out, str(one), str(two))
     assert (refusal.returncode, refusal.stderr.count("a/0/0 for example")) == (2, 1)
@@ -370,7 +372,7 @@ def test_what_the_commands_say(tmp_path: Path) -> None:
     assert lines["left out"] == "1 rows that an earlier run holds too"
     assert lines["renamed"] == "1 rows whose id another conversation has"
     assert lines["input"] == "3 = 3 done + 0 rejected + 0 pending"
-    assert lines["missing"] == "shards 2/4, 3/4, 4/4"
+    assert lines["missing"] == "shards 2/4, 4/4"
 
 
 def test_archive(tmp_path: Path) -> None:

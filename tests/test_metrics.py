@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 import socket
-import subprocess
-import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from capturing import eyas_command, numbered, run_eyas, write_prompts
+from capturing import numbered, run_eyas, write_prompts
 from eyas import errors
 from eyas.demo.server import TARGET
 from eyas.metrics import CONTENT_TYPE, METRICS, Metrics
 from eyas.progress import Progress, ServerProgress
-from fault_server import FaultServer
+from fault_server import Answer, FaultServer
 
 _SAMPLE = re.compile(r'^([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\["\\n])*",?)+)\})? ([0-9.]+)$')
 Samples = dict[tuple[str, str], float]
@@ -149,23 +146,21 @@ def free_port() -> int:
 
 
 def test_a_capture_serves_them_until_it_ends(tmp_path: Path) -> None:
-    prompts, port = write_prompts(tmp_path / "p.jsonl", numbered(60)), free_port()
+    prompts, port = write_prompts(tmp_path / "p.jsonl", numbered(32)), free_port()
     url = f"http://127.0.0.1:{port}/metrics"
     pages: list[Samples] = []
-    with FaultServer(delay_s=0.4) as server:
+
+    def look(_: Answer, __: Answer) -> None:
+        """The figures are looked at whenever a row is asked for."""
+        pages.append(parse(get(url))[0])
+
+    with FaultServer(policy=look, delay_s=0.4) as server:
         command = ["capture", str(prompts), "--no-probe", "--out", str(tmp_path / "run"), "--url",
                    server.url, "--tokenizer", str(TARGET), "--concurrency", "8",
                    "--metrics-port", str(port)]  # fmt: skip
-        child = subprocess.Popen(
-            eyas_command(*command), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        while child.poll() is None:
-            with suppress(OSError):  # not yet, or no longer
-                pages.append(parse(get(url))[0])
-            time.sleep(0.05)
-        _, said = child.communicate()
-    assert child.returncode == 0
-    assert f"metrics   {url}" in said.decode()
+        done = run_eyas(*command)
+    assert done.returncode == 0
+    assert f"metrics   {url}" in done.stderr
     rows = [page["eyas_rows_durable_total", ""] for page in pages]
     assert rows == sorted(rows)
     assert rows[-1] > rows[0]

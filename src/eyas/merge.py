@@ -335,7 +335,9 @@ def _merged_config(
 
 
 def _missing_shards(manifests: list[Manifest]) -> list[str]:
-    """Shards of as many as there are said to be that no run is of."""
+    """Shards of as many as there are said to be that no run is of; none beside a run of all."""
+    if any(m.shard is None for m in manifests):
+        return []
     shards = {Shard.parse(m.shard) for m in manifests if m.shard is not None}
     if len({shard.of for shard in shards}) != 1:
         return []

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 import eyas
+from capturing import wait_until_ended
 from eyas.demo.server import (
     TARGET,
     DemoError,
@@ -58,13 +58,6 @@ def is_alive(pid: int) -> bool:
     except (ProcessLookupError, FileNotFoundError):
         return False
     return state != "Z"
-
-
-def wait_until_gone(pid: int, seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not is_alive(pid)
 
 
 def start_for_a_person(temporary: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -172,7 +165,8 @@ def test_it_ends_when_its_parent_is_killed(_xllamacpp: None, tmp_path: Path) -> 
     child = child_of(person.pid)
     person.kill()
     person.communicate(timeout=20)
-    assert wait_until_gone(child)
+    wait_until_ended(child)
+    assert not is_alive(child)
 
 
 def test_a_person_is_told_what_is_wrong(_xllamacpp: None, tmp_path: Path) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import select
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from capturing import wait_until_ended
 from eyas.errors import ConfigError
 from eyas.tools.sources import NoResult, Source, open_source
 
@@ -75,9 +73,7 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     )
     with pytest.raises(NoResult, match="--tool-timeout"):
         result(source(command, timeout_s=3.0))
-    child = int((tmp_path / "out" / "child").read_text())
-    with suppress(ProcessLookupError):  # it is gone already
-        select.select([os.pidfd_open(child)], [], [])  # returns when it has ended
+    wait_until_ended(int((tmp_path / "out" / "child").read_text()))
 
 
 @pytest.mark.parametrize("text", ["command:no-such-program-here", "command:", "command:'"])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shlex
+import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from capturing import capture_from, numbered, write_prompts
+from capturing import capture_from, numbered, run_eyas, write_prompts
+from eyas.demo.server import TARGET
 from eyas.errors import InputError
 from eyas.export import export_run
 from eyas.findings import Findings
@@ -142,6 +145,25 @@ def test_the_command_that_makes_the_data_anew(
     words = shlex.split(report.regenerate_command)
     assert words[2] == "PROMPTS"  # ids hold no prompt that could be sent
     assert words[-2:] == ["--template-kwargs", '{"thinking":true}']
+
+
+def test_a_pipe_is_read_and_the_command_repeats_how_prompts_were_made(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    pipe, template = tmp_path / "rows", tmp_path / "own.jinja"
+    os.mkfifo(pipe)
+    template.write_text(tokenizer.chat_template or "")
+    words = ["verify", str(pipe), "--tokenizer", str(TARGET), "--chat-template", str(template)]
+    rows = json.dumps(chat_row("4")) + "\n"
+    writer = threading.Thread(target=pipe.write_text, args=(rows,))
+    writer.start()  # stands still until somebody reads
+    done = run_eyas(*words)
+    writer.join()
+    assert done.returncode == 3
+    assert f"{pipe} is a pipe, which is read until its writer ends\n" in done.stderr
+    command = shlex.split(done.stdout.splitlines()[-1])
+    assert command[2] == "PROMPTS"  # it cannot be read again
+    assert command[-2:] == ["--chat-template", str(template)]
 
 
 def test_the_report_as_json(desk: Desk) -> None:

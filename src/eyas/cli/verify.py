@@ -81,7 +81,9 @@ def command(
                 f"{what[0]} is not a run, so the target must be named: --tokenizer DIR_OR_ID"
             )
         own = _loader(chat_template, revision, trust_remote_code)(tokenizer)
-        more = _verify_files(what, findings, own, template_kwargs, limit, max_length)
+        named = _template_options(chat_template, revision, trust_remote_code)
+        _say_what_waits(what)
+        more = _verify_files(what, findings, own, template_kwargs, limit, max_length, named)
     if as_json:
         print(json.dumps({"ok": not findings.failed, "findings": findings.as_dicts(), **more}))
     else:
@@ -111,6 +113,23 @@ def _loader(
         revision=revision,
         trust_remote_code=bool(trust_remote_code),
     )
+
+
+def _template_options(
+    chat_template: str | None, revision: str | None, trust_remote_code: bool | None
+) -> list[str]:
+    """What a capture must be told to make prompts as they were made here."""
+    named = ["--chat-template", chat_template] if chat_template else []
+    named += ["--revision", revision] if revision else []
+    return [*named, "--trust-remote-code"] if trust_remote_code else named
+
+
+def _say_what_waits(files: list[str]) -> None:
+    """A pipe that nothing writes to is waited for, as by every program, but not silently."""
+    for path in files:
+        if Path(path).is_fifo() or (path == "-" and sys.stdin.isatty()):
+            name = "standard input" if path == "-" else f"{path} is a pipe, which"
+            print(f"{name} is read until its writer ends", file=sys.stderr, flush=True)
 
 
 def _verify_run(
@@ -178,6 +197,7 @@ def _verify_files(
     template_kwargs: str | None,
     limit: int | None,
     max_length: int | None,
+    template_options: list[str],
 ) -> dict[str, Any]:
     from eyas.tokens import ChatTemplate, build_profile
     from eyas.verify import verify_file
@@ -186,6 +206,13 @@ def _verify_files(
     template = ChatTemplate.of(tokenizer, kwargs=kwargs) if tokenizer.makes_prompts else None
     profile = build_profile(tokenizer, template)
     report = verify_file(
-        files, tokenizer, template, profile, findings, limit=limit, max_length=max_length
+        files,
+        tokenizer,
+        template,
+        profile,
+        findings,
+        limit=limit,
+        max_length=max_length,
+        template_options=template_options,
     )
     return {"report": report.as_dict()}

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from eyas.findings import Findings, Verdict
 from eyas.readers import PromptReader
@@ -42,6 +43,7 @@ def verify_file(
     *,
     limit: int | None = None,
     max_length: int | None = None,
+    template_options: Sequence[str] = (),
 ) -> FileReport:
     """Check files of training data against the target that they should be of.
 
@@ -51,6 +53,8 @@ def verify_file(
         findings: gets one finding for each fault, and one for each thing that was proven.
         limit: check only the first rows.
         max_length: ids at which the trainer will cut a row.
+        template_options: words of the command line that name the template, for the command that
+            makes the data anew.
 
     Raises:
         InputError: if there is no such file.
@@ -63,7 +67,8 @@ def verify_file(
     report = checked.report(files)
     _conclude(report, checked, findings)
     if any(_failed(report, checked)):
-        report.regenerate_command = _command(files, checked, tokenizer, template)
+        command = _command(files, checked, tokenizer, template)
+        report.regenerate_command = " ".join([command, *map(shlex.quote, template_options)])
         findings.add(
             "regenerate",
             "note",
@@ -314,7 +319,8 @@ def _command(
     files: list[str], checked: _Checked, tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> str:
     """The capture that makes the data anew; PROMPTS where these files hold no prompts for it."""
-    usable = checked.with_prompt > 0 and STDIN not in files
+    pipes = any(path == STDIN or Path(path).is_fifo() for path in files)
+    usable = checked.with_prompt > 0 and not pipes
     prompts = " ".join(shlex.quote(path) for path in files) if usable else "PROMPTS"
     command = f"eyas capture {prompts} --out RUN --url http://HOST:30000 --tokenizer "
     command += shlex.quote(tokenizer.source)
