@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from eyas.cli import options
 from eyas.cli.tokens import printable
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ Examples:
   eyas export run --to parquet --out data --split train:0.98,eval:0.02 --shards 8 --shuffle 1
   eyas export run --to speculators --out prepared --merge-turns --max-length 8192 --on-longer cut
   eyas export run --to hf --out upload --columns turn,sample,marks
-  eyas export run --to jsonl --out chats.jsonl --dry-run
+  eyas export run --to openai --out chats.jsonl --dry-run
 \b
 --out names a file. It names a directory with --split or --shards, whose files are called
 SPLIT.SUFFIX or SPLIT-00000-of-00008.SUFFIX (SPLIT is train where there is no --split), and for
@@ -79,6 +80,10 @@ def command(
         metavar="NAME,...",
         help="Further columns of the run; a merged row has its last turn's.",
     ),
+    tokenizer: options.TokenizerSource = None,
+    chat_template: options.ChatTemplateFile = None,
+    trust_remote_code: options.TrustRemoteCode = None,
+    revision: options.Revision = None,
     overwrite: bool = typer.Option(
         False, "--overwrite", help="Replace a file, or a directory that an export made."
     ),
@@ -93,6 +98,9 @@ def command(
     jsonl ({"id", "input_ids", "loss_mask"} a line), parquet, hf (Parquet and a data set card, for
     a hub), speculators (its prepared directory), specforge (for data.prompts_path).
 
+    Forms of text, whose reader tokenizes again; how many rows that changes is measured:
+    openai, sharegpt, specforge-chat, eagle, torchspec, automodel.
+
     The mask is 0 over the prompt and 1 over every generated id, the stop id included.
     --merge-turns saves the repeated beginnings of conversations and supervises the same ids;
     where the template rewrites history, turns stay rows of their own. What the trainer itself
@@ -101,7 +109,7 @@ def command(
     from eyas.cli.live import Live
     from eyas.export import ExportOptions, export_run, parse_split
 
-    options = ExportOptions(
+    chosen = ExportOptions(
         only=only,
         drop_marked=_names(drop_marked),
         max_length=max_length,
@@ -125,9 +133,13 @@ def command(
             run,
             to=to,
             out=out,
-            options=options,
+            options=chosen,
             overwrite=overwrite,
             dry_run=dry_run,
+            tokenizer=tokenizer,
+            chat_template=_template(chat_template),
+            revision=revision,
+            trust_remote_code=bool(trust_remote_code),
             on_plan=plan,
             on_rows=live.count("rows read"),
         )
@@ -136,6 +148,13 @@ def command(
     else:
         _print(report, "would write" if dry_run else "wrote")
         _print_pending(run)
+
+
+def _template(given: str | None) -> Any:
+    """What ``--chat-template`` names."""
+    from eyas.target import read_template
+
+    return None if given is None else read_template(given)
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -167,8 +186,24 @@ def _print(report: ExportReport, wrote: str) -> None:
     if report.truncated:
         print(f"note      {report.truncated:,} rows end without a stop id, at their token budget "
               "or where they were cut (--only stop leaves out the former)")  # fmt: skip
+    if report.drift:
+        _print_drift(report.drift)
     for line in report.trainer:
         print(f"trainer   {line}")
+
+
+def _print_drift(drift: dict[str, Any]) -> None:
+    from eyas.drift import CAUSES
+
+    if drift["rows"]:
+        print(f"drift     {drift['rows_changed']:,} of {drift['rows']:,} rows "
+              f"({drift['rows_changed_share']:.2%}) have other ids once the run's own template and "
+              f"tokenizer read them: {drift['ids_lost']:,} of the {drift['ids']:,} ids of their last "
+              "answers are lost")  # fmt: skip
+    for cause, count in drift["causes"].items():
+        print(f"  {count:,} rows: {CAUSES[cause]}")
+    for why, count in drift["not_measured"].items():
+        print(f"  {count:,} rows not measured: {printable(why)}")
 
 
 def _print_pending(run: str) -> None:

@@ -15,15 +15,16 @@ from typing import Any
 
 import orjson
 
+from eyas.conversation import Message
 from eyas.drift.causes import CAUSES, Difference, compare
 from eyas.drift.ways import WAYS, NotRendered, Row, answer_of, texts
 from eyas.prompting import Prompting
 from eyas.run_target import RunTarget
 from eyas.store import TRACES, Run
 
-__all__ = ["CAUSES", "WAYS", "DriftReport", "WayDrift", "measure_drift"]
+__all__ = ["CAUSES", "COLUMNS", "WAYS", "DriftReport", "WayDrift", "measure_drift", "row_of"]
 
-_COLUMNS = ("id", "key", "sample", "prompt_ids", "output_ids", "finish_reason", "reasoning_start",
+COLUMNS = ("id", "key", "sample", "prompt_ids", "output_ids", "finish_reason", "reasoning_start",
             "reasoning_end", "marks", "messages", "tools", "stop_id")  # fmt: skip
 _BATCH = 64
 _EXAMPLES = 3
@@ -51,6 +52,26 @@ class WayDrift:
     """Some rows a cause."""
     not_measured: Counter[str] = field(default_factory=Counter)
     """Other rows by why it could not be measured of them."""
+
+    def add(self, prompting: Prompting, row: Row, again: list[int], answer: Message | None) -> None:
+        """Count a row that text turned into other ids, or into the same.
+
+        Args:
+            again: what is made of the text.
+            answer: as the text had it taken apart; None where it was not.
+        """
+        self.rows += 1
+        self.ids += len(row.output_ids)
+        found = compare(prompting, row, again, answer)
+        if found is None:
+            return
+        self.rows_changed += 1
+        self.prompts_changed += found.position < len(row.prompt_ids)
+        self.ids_lost += found.lost
+        self.causes[found.cause] += 1
+        examples = self.examples.setdefault(found.cause, [])
+        if len(examples) < _EXAMPLES:
+            examples.append(_example(prompting, row, again, found))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, with the shares."""
@@ -125,38 +146,22 @@ def _measure(target: RunTarget, batch: list[Row], report: DriftReport) -> None:
                 continue
             ids = next(again)
             shown = None if name == "text" else answer
-            _add(prompting, way, row, ids, compare(prompting, row, ids, shown))
+            way.add(prompting, row, ids, shown)
 
 
-def _add(
-    prompting: Prompting, way: WayDrift, row: Row, again: list[int], found: Difference | None
-) -> None:
-    way.rows += 1
-    way.ids += len(row.output_ids)
-    if found is None:
-        return
-    way.rows_changed += 1
-    way.prompts_changed += found.position < len(row.prompt_ids)
-    way.ids_lost += found.lost
-    way.causes[found.cause] += 1
-    examples = way.examples.setdefault(found.cause, [])
-    if len(examples) < _EXAMPLES:
-        first, last = max(0, found.position - 1), found.position + _AROUND
-        ids, tokenizer = row.ids[first:last], prompting.tokenizer
-        examples.append(
-            {
-                "id": row.id,
-                "position": found.position,
-                "output_position": found.position - len(row.prompt_ids),
-                "ids": ids,
-                "pieces": [p.decode("utf-8", "replace") for p in tokenizer.pieces(ids)],
-                "ids_again": again[first:last],
-                "pieces_again": [
-                    p.decode("utf-8", "replace") for p in tokenizer.pieces(again[first:last])
-                ],
-                "ids_lost": found.lost,
-            }
-        )
+def _example(prompting: Prompting, row: Row, again: list[int], found: Difference) -> dict[str, Any]:
+    first, last = max(0, found.position - 1), found.position + _AROUND
+    ids, tokenizer = row.ids[first:last], prompting.tokenizer
+    return {
+        "id": row.id,
+        "position": found.position,
+        "output_position": found.position - len(row.prompt_ids),
+        "ids": ids,
+        "pieces": [p.decode("utf-8", "replace") for p in tokenizer.pieces(ids)],
+        "ids_again": again[first:last],
+        "pieces_again": [p.decode("utf-8", "replace") for p in tokenizer.pieces(again[first:last])],
+        "ids_lost": found.lost,
+    }
 
 
 def _chosen(run: Run, limit: int | None, sample: int | None, seed: int) -> Callable[[int], bool]:
@@ -172,16 +177,17 @@ def _rows(
     run: Run, prompting: Prompting, chosen: Callable[[int], bool], limit: int | None
 ) -> Iterator[Row]:
     number = 0
-    for batch in run.batches(TRACES, _COLUMNS, batch_size=_BATCH):
+    for batch in run.batches(TRACES, COLUMNS, batch_size=_BATCH):
         if limit is not None and number >= limit:
             return
         wanted = [at for at in range(len(batch)) if chosen(number + at)]
         number += len(batch)
         for record in batch.take(wanted).to_pylist() if wanted else ():
-            yield _row(record, prompting)
+            yield row_of(record, prompting)
 
 
-def _row(record: dict[str, Any], prompting: Prompting) -> Row:
+def row_of(record: dict[str, Any], prompting: Prompting) -> Row:
+    """What is looked at of a trace, which has the columns `COLUMNS`."""
     start, end, output = record["reasoning_start"], record["reasoning_end"], record["output_ids"]
     last = len(record["prompt_ids"]) + len(output) - (record["stop_id"] is not None)
     tools = orjson.loads(record["tools"]) if record["tools"] else None

@@ -73,7 +73,7 @@ def texts(prompting: Prompting, row: Row, answer: Message | None) -> dict[str, s
         found["chat"] = found["history"] = NotRendered("its chat template is not at hand")
     else:
         messages = [*row.messages, answer]
-        found["chat"] = _attempt(lambda: _render(prompting, row, messages, last=True))
+        found["chat"] = _attempt(lambda: rendered(prompting, row, messages, last=True))
         found["history"] = _attempt(lambda: _as_history(prompting, row, messages))
     return found
 
@@ -93,10 +93,10 @@ def _as_history(prompting: Prompting, row: Row, messages: list[Message]) -> str 
     follows = [result_message(call, RESULT) for call in calls] or [
         {"role": "user", "content": NEXT}
     ]
-    text = _render(prompting, row, [*messages, *follows])
+    text = rendered(prompting, row, [*messages, *follows])
     marked, words = put_words(messages, at)
     shape = outline(
-        _render(prompting, row, [*marked, *follows]),
+        rendered(prompting, row, [*marked, *follows]),
         words,
         prompting.tokenizer,
         row.mode.ends | prompting.profile.stop_ids,
@@ -111,7 +111,7 @@ def _name(prompting: Prompting, control_id: int) -> str:
     return next(text for text, i in prompting.tokenizer.control.items() if i == control_id)
 
 
-def _render(
+def rendered(
     prompting: Prompting, row: Row, messages: Sequence[Message], *, last: bool = False
 ) -> str:
     """What the template writes; with `last` the answer is all, and no other one is asked for."""

@@ -4,11 +4,17 @@ Invariant: no id changes on the way, and what is left out or cut is counted by r
 """
 
 from eyas.export import (
+    automodel,
+    eagle,
     hf,
     jsonl,
+    openai,
     parquet,
+    sharegpt,
     specforge,
+    specforge_chat,
     speculators,
+    torchspec,
 )
 from eyas.export.exporting import export_run
 from eyas.export.forms import Form
@@ -23,6 +29,12 @@ FORMS: dict[str, Form] = {
         hf,
         speculators,
         specforge,
+        specforge_chat,
+        openai,
+        sharegpt,
+        eagle,
+        torchspec,
+        automodel,
     )
 }
 

@@ -30,12 +30,15 @@ Chosen = NDArray[np.bool_]
 
 
 def chosen_traces(
-    batches: Iterable[Any], options: ExportOptions, report: ExportReport
+    batches: Iterable[Any], options: ExportOptions, report: ExportReport, *, text: bool = False
 ) -> Iterator[Any]:
-    """The traces that are exported at all."""
+    """The traces that are exported at all; as `text` only those that have messages."""
     marks = None if ANY in options.drop_marked else options.drop_marked
     for batch in batches:
         report.read += len(batch)
+        if text:
+            there = batch.column("messages").is_valid().to_numpy(zero_copy_only=False)
+            batch = _left(batch, there, "no_messages", report)
         if options.only == "stop":
             batch = _left(batch, is_complete(batch), "truncated", report)
         if options.drop_marked:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eyas.errors import ConfigError, DamagedRun
 from eyas.export.forms import Finished, Form, Opening, Sink
@@ -22,6 +22,10 @@ from eyas.export.rows import NEEDED, rows_of, schema_with
 from eyas.export.staging import RECORD, Stage, check_place, staged
 from eyas.store import REJECTED, TRACES, Run
 from eyas.trace import Trace, arrow_schema
+
+if TYPE_CHECKING:
+    from eyas.export.texts import TextForm
+    from eyas.run_target import RunTarget
 
 _BATCH_BYTES = 4 * 2**20
 """Ids of a batch: what is worked on at a time."""
@@ -37,6 +41,10 @@ def export_run(
     options: ExportOptions | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
+    tokenizer: str | None = None,
+    chat_template: Any = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
     on_plan: Callable[[list[str]], None] = lambda _: None,
     on_rows: Callable[[int], None] = lambda _: None,
     **choices: Any,
@@ -49,6 +57,10 @@ def export_run(
         options: what goes out, and how; each field of it may be given by its name as well.
         overwrite: replace a file, or a directory that an earlier export made.
         dry_run: do everything but write, to see the figures.
+        tokenizer: for forms of text: the run's tokenizer, where it is not where it was.
+        chat_template: likewise its chat template (`eyas.target.read_template`), where it had its own.
+        revision: of a tokenizer on the hub.
+        trust_remote_code: whether the model's own code may make prompts, as it did in the capture.
         on_plan: gets what is going to be done, before it is done.
         on_rows: gets the number of traces read so far.
 
@@ -62,21 +74,28 @@ def export_run(
     if to not in FORMS:
         raise ConfigError(f"--to {to} is not known; there is {', '.join(FORMS)}")
     chosen = replace(options or ExportOptions(), **choices)
-    form, target = FORMS[to], Path(out)
+    form, place = FORMS[to], Path(out)
     form.check(chosen)
     is_directory = form.makes_directory(chosen)
-    check_place(target, overwrite=overwrite, is_directory=is_directory, suffix=form.suffix)
+    check_place(place, overwrite=overwrite, is_directory=is_directory, suffix=form.suffix)
     files = (chosen.shards or 1) * max(1, len(chosen.split))
     if files > _MOST_FILES:
         raise ConfigError(f"--shards {chosen.shards}: at most {_MOST_FILES} files are written")
     opened = Run(run)
-    export = _Export(opened, form, chosen, Sizes.of(opened), on_rows)
+    target = None
+    if form.text is not None:
+        from eyas.export.texts import open_text_target
+
+        target = open_text_target(
+            opened, tokenizer, chat_template, revision=revision, trust_remote_code=trust_remote_code
+        )
+    export = _Export(opened, form, chosen, Sizes.of(opened), target, on_rows)
     report = export.report
-    report.to, report.out = to, str(target)
+    report.to, report.out = to, str(place)
     report.plan = [f"{export.sizes.rows:,} rows of {opened.path} as {to}", *chosen.lines()]
     on_plan(report.plan)
     try:
-        with staged(target, is_directory=is_directory, keep=not dry_run) as stage:
+        with staged(place, is_directory=is_directory, keep=not dry_run) as stage:
             export.carry_out(stage, write=not dry_run)
     except ValueError as error:  # keys that are none
         raise DamagedRun(f"{opened.path}: {error}; eyas verify {opened.path} says more") from error
@@ -127,12 +146,14 @@ class _Export:
         form: Form,
         options: ExportOptions,
         sizes: Sizes,
+        target: RunTarget | None,
         on_rows: Callable[[int], None],
     ) -> None:
         self._run = run
         self._form = form
         self._options = options
         self.sizes = sizes
+        self._target = target
         self._on_rows = on_rows
         self.report = ExportReport()
         self._sinks: dict[Path, Sink] = {}
@@ -176,25 +197,37 @@ class _Export:
         from eyas.export.choosing import Sieve
 
         rows = Sieve(self._options, self.report).pass_on(self._joined(stage))
+        if self._form.text is not None:
+            rows = self._as_text(self._form.text, rows)
         if self._options.shuffle is None:
             return rows
         return shuffled(rows, self._options.shuffle, self._buckets(stage, "shuffled"))
+
+    def _as_text(self, form: TextForm, rows: Iterator[Any]) -> Iterator[Any]:
+        from eyas.export.texts import Texts
+
+        assert self._target is not None
+        texts = Texts(form, self._target, self.report)
+        yield from texts.pass_on(rows)
+        texts.finish()
 
     def _joined(self, stage: Stage) -> Iterator[Any]:
         from eyas.export.choosing import chosen_traces
         from eyas.export.merging import joined_rows, last_rows, repeated, thread_words
 
         options = self._options
-        traces = chosen_traces(self._traces([*NEEDED, *self._carried]), options, self.report)
+        is_text = self._form.text is not None
+        read = self._traces([*NEEDED, *self._carried])
+        traces = chosen_traces(read, options, self.report, text=is_text)
         rows = (
             rows_of(batch, reasoning=options.mask != "no-reasoning", carry=self._carried)
             for batch in traces
         )
-        if not options.merge_turns and not self._form.is_text:
+        if not options.merge_turns and not is_text:
             return rows
         several = repeated(map(thread_words, self._traces(["key", "sample"])))
         buckets = self._buckets(stage, "threads")
-        if self._form.is_text:
+        if is_text:
             return last_rows(rows, several, buckets, self.report)
         return joined_rows(
             rows,

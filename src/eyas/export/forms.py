@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from eyas.errors import ConfigError
 from eyas.export.options import ExportOptions
 from eyas.export.report import ExportReport
 from eyas.store.manifest import Manifest
+
+if TYPE_CHECKING:
+    from eyas.export.texts import TextForm
 
 ONLY_SPLIT = "train"
 """What files are called that belong to no split."""
@@ -110,8 +113,8 @@ class Form:
     """What its trainer does to the rows, each a sentence."""
     reads: tuple[str, ...] = ()
     """Columns of the run that it needs."""
-    is_text: bool = False
-    """Whether it holds messages, which the trainer tokenizes again."""
+    text: TextForm | None = None
+    """For forms of messages, which the trainer tokenizes again."""
     default_shards: Callable[[int], int] = field(default=lambda _: 1)
     """How many files a split is written to, by the ids that there are at most."""
     finish: Callable[[Finished], None] = no_more
@@ -127,7 +130,7 @@ class Form:
                     f"--columns {name}: the trainer of --to {self.name} takes a column of that name "
                     "for something else and fails"
                 )
-        if not self.is_text:
+        if self.text is None:
             return
         trainer = f"--to {self.name} is text, which its reader tokenizes and masks by itself"
         if options.mask != "all":

@@ -7,6 +7,7 @@ of ids and a mask of the same length and ignore further keys.
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,14 +18,18 @@ from eyas.export.rows import loss_mask, numbers
 _NUMPY = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
 
 
+def open_lines(path: Path) -> Any:
+    """A file for lines; a name that ends in ``.gz`` is compressed."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "wb", compresslevel=5)
+    return path.open("wb")
+
+
 class JsonLines:
-    """Writes rows one a line, as they come; a name that ends in ``.gz`` is compressed."""
+    """Writes rows one a line, as they come."""
 
     def __init__(self, opening: Opening) -> None:
-        path = opening.path
-        packed = path.suffix == ".gz"
-        opened = gzip.open(path, "wb", compresslevel=5) if packed else path.open("wb")  # noqa: SIM115
-        self._file: Any = opened
+        self._file = open_lines(opening.path)
 
     def write(self, rows: Any) -> None:
         """Add a batch of rows."""

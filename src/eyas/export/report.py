@@ -23,6 +23,7 @@ REASONS = {
     "doubled": "with the ids of another row (--dedupe)",
     "behind_left_out": "behind a turn of their conversation that is left out",
     "no_messages": "of ready-made prompt ids, which have no messages",
+    "unheld": "with roles, tools or an order of messages that this form cannot hold",
 }
 """Why traces are left out."""
 
