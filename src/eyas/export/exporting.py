@@ -91,7 +91,7 @@ def export_run(
         )
     export = _Export(opened, form, chosen, Sizes.of(opened), target, on_rows)
     report = export.report
-    report.to, report.out = to, str(place)
+    report.to, report.out, report.rejected = to, str(place), opened.count(REJECTED)
     report.plan = [f"{export.sizes.rows:,} rows of {opened.path} as {to}", *chosen.lines()]
     on_plan(report.plan)
     try:
@@ -99,7 +99,6 @@ def export_run(
             export.carry_out(stage, write=not dry_run)
     except ValueError as error:  # keys that are none
         raise DamagedRun(f"{opened.path}: {error}; eyas verify {opened.path} says more") from error
-    report.rejected = opened.count(REJECTED)
     return report
 
 

@@ -60,7 +60,7 @@ class Finished:
     @property
     def target(self) -> str:
         """What the target is called; of a path its last name, since the others are the user's."""
-        given = str(self.manifest.fingerprint.get("target") or "unknown")
+        given = str(self.manifest.fingerprint.get("target") or "an unnamed target")
         if "\\" in given or given.startswith(("/", ".", "~")):
             return given.replace("\\", "/").rstrip("/").rpartition("/")[2]
         return given

@@ -187,7 +187,11 @@ def first_supervised(rows: Any) -> Numbers:
 
 
 def loss_mask(rows: Any, dtype: Any = np.int8) -> Numbers:
-    """1 on every supervised id and 0 on the others, over all rows one after another."""
+    """1 on every supervised id and 0 on the others, over all rows one after another.
+
+    Args:
+        dtype: a signed integer's (sums of bools are no sums).
+    """
     starts = numbers(rows.column("input_ids").offsets)
     pairs, row = span_pairs(rows)
     steps = np.zeros(int(starts[-1] - starts[0]) + 1, np.int8)

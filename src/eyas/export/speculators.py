@@ -54,7 +54,7 @@ class ArrowFile:
         column = rows.column("input_ids")
         starts = numbers(column.offsets)
         ids = numbers(column.values)[starts[0] : starts[-1]]
-        counts = np.bincount(ids[loss_mask(rows, np.bool_)], minlength=len(self.counts))
+        counts = np.bincount(ids[loss_mask(rows).view(np.bool_)], minlength=len(self.counts))
         counts[: len(self.counts)] += self.counts
         self.counts = counts
 
