@@ -52,14 +52,17 @@ class Simulated:
         found = NUMBER.search(self.tokenizer.decode(prompt))
         seconds = self.seconds[int(found[1])] if found else 0.01
         self.waiting += 1
-        async with self.places:
+        try:
+            await self.places.acquire()
+        finally:
             self.waiting -= 1
-            self.running += 1
-            try:
-                await asyncio.sleep(seconds * self.pace)
-            finally:
-                self.running -= 1
-        count = max(1, round(seconds * TOKENS_A_SECOND))
+        self.running += 1
+        try:
+            await asyncio.sleep(seconds * self.pace)
+        finally:
+            self.running -= 1
+            self.places.release()
+        count = max(1, round(seconds * TOKENS_A_SECOND) - 3)  # three more end an answer
         body_ids = (self.plain * (count // len(self.plain) + 1))[:count]
         ids = [*body_ids, self.closer, self.plain[0], self.stop]
         return web.json_response({
@@ -90,7 +93,9 @@ class Simulated:
         app.router.add_get("/v1/loads", self.loads)
         for page in ("/model_info", "/server_info"):
             app.router.add_get(page, self.info)
-        self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self.runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
+        )
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", self.port)
         await site.start()

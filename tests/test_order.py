@@ -101,6 +101,39 @@ def test_the_longest_of_what_was_read_goes_at_once_as_far_as_there_is_room(tmp_p
     assert len(order) == 0
 
 
+def test_some_short_ones_go_before_all_others(tmp_path: Path) -> None:
+    """They tell the servers' paces; neither the longest nor trifles do."""
+    tokens = {number: 7 * number % 64 for number in range(64)}
+    order = LongestFirst(lengths(tmp_path, tokens), tmp_path, tasters=10)
+    first = numbers(order.sift(map(thread, range(32)), room=9, all_met=False))
+    met = sorted((tokens[number] for number in range(32)), reverse=True)
+    assert sorted(tokens[number] for number in first[:8]) == sorted(met[20:28])
+    assert [tokens[number] for number in first[8:]] == met[:3]
+    rest = numbers(order.sift(map(thread, range(32, 64)), room=9, all_met=True))
+    assert len(rest) == 64 - len(first)
+    assert [tokens[number] for number in rest[2:]] == sorted(
+        (tokens[number] for number in rest[2:]), reverse=True
+    )
+    assert len({*first, *rest}) == 64
+
+
+def test_the_shortest_can_be_had_once_everything_was_met(tmp_path: Path) -> None:
+    tokens = {number: 10 * number for number in range(200)}
+    order = LongestFirst(lengths(tmp_path, tokens), tmp_path)
+    given = order.sift(map(thread, range(100)), room=0, all_met=False)
+    assert given == []
+    assert order.shortest(5, 1000.0) == []
+    given = order.sift(map(thread, range(100, 200)), room=0, all_met=True)
+    assert numbers(order.shortest(5, 1000.0)) == [0, 1, 2, 3, 4]
+    assert numbers(order.shortest(5, 60.0)) == [5, 6]
+    assert order.shortest(5, 60.0) == []
+    while more := order.sift([], room=9, all_met=True):
+        given += more
+    assert numbers(given) == list(range(199, 6, -1))
+    assert len(order) == 0
+    assert order.shortest(5, 1e9) == []
+
+
 def test_who_is_not_known_goes_first_the_most_turns_before(tmp_path: Path) -> None:
     order = LongestFirst(lengths(tmp_path, {0: 10, 1: 99999}), tmp_path)
     threads = [thread(0), thread(1), thread(2), thread(3, turns=3), thread(4, characters=9)]

@@ -96,6 +96,11 @@ class TargetConfig(BaseModel):
     def _date(cls, value: Any) -> Any:
         return dt.date.fromisoformat(value) if isinstance(value, str) else value
 
+    @property
+    def several_servers(self) -> bool:
+        """Whether more than one server is named, or a file of them, which may grow."""
+        return len(self.url) > 1 or self.url[0].startswith("@")
+
 
 class CaptureConfig(TargetConfig):
     """Everything that `eyas capture` can be told. Unknown names are refused."""

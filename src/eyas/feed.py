@@ -96,6 +96,18 @@ class Feed:
             else:
                 waiting = self._order.sift(self._waiting, room=room, all_met=self.all_met)
                 self._waiting.clear()
+        jobs, more = self._ready(waiting)
+        return jobs, refused + more
+
+    def shortest(self, count: int, tokens: float) -> tuple[list[Job], list[Rejected]]:
+        """So many of the jobs that wait to be put in order, or all of at most so many tokens."""
+        with self._reading:
+            waiting = [] if self._order is None else self._order.shortest(count, tokens)
+        return self._ready(waiting)
+
+    def _ready(self, waiting: list[Job]) -> tuple[list[Job], list[Rejected]]:
+        """Make the prompts of jobs that waited; gives those to send, and refused rows."""
+        refused: list[Rejected] = []
         self._recall([job for job in waiting if job.turn])
         jobs = [job for job in waiting if job.answered is not None]
         waiting = [job for job in waiting if job.answered is None]

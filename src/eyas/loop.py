@@ -26,7 +26,7 @@ from eyas.config import CaptureConfig
 from eyas.engines.pool import Pool
 from eyas.engines.server import Server
 from eyas.errors import EXIT_INTERRUPTED, EyasError
-from eyas.feed import Feed
+from eyas.feed import BATCH, Feed
 from eyas.findings import Finding
 from eyas.fleet import Fleet
 from eyas.jobs import Job
@@ -40,8 +40,10 @@ from eyas.trace import Rejected
 from eyas.turns import Turns
 
 _COUNT_REST_S = 10.0
-_QUEUED = 1024
-"""Jobs that are rendered and wait to be sent."""
+_OCCUPY_S = 0.1
+"""How often it is looked whether slow servers have places free."""
+_QUEUED, _QUEUED_IN_ORDER = 1024, 256
+"""Jobs that are rendered and wait to be sent; few where the shortest of the rest may be wanted."""
 _BACKLOG = 512
 """Rows that may wait for the disk before workers wait too."""
 
@@ -197,7 +199,9 @@ class _Loop:
         self._answering = Answering(session, self._pool, self._turns, common)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="eyas-feed")
         self._fleet = Fleet(self._pool, session.target, slots=config.concurrency, say=say)
-        self._queue: asyncio.Queue[Job | None] = asyncio.Queue(_QUEUED)
+        self._queue: asyncio.Queue[Job | None] = asyncio.Queue(
+            _QUEUED if session.order is None else _QUEUED_IN_ORDER
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._interrupted = False
         self._stopped: str | None = None
@@ -206,7 +210,8 @@ class _Loop:
     async def run(self) -> Summary:
         loop = asyncio.get_running_loop()
         self._writer.on_error = partial(loop.call_soon_threadsafe, self._writer_failed)
-        self._tasks = [asyncio.create_task(self._fill())]
+        self._start(self._fill)
+        self._start(self._occupy)
         self._employ()
         around = [asyncio.create_task(self._tick()), asyncio.create_task(self._fleet.tend())]
         restore = self._handle_signals(loop)
@@ -259,45 +264,64 @@ class _Loop:
         """As many workers as there are places at the servers."""
         wanted = min(self._pool.capacity, self._session.most_requests)
         for _ in range(wanted - self._workers):
-            self._tasks.append(asyncio.create_task(self._work()))
+            self._start(self._work)
         self._workers = max(self._workers, wanted)
+
+    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.append(asyncio.create_task(self._all_or_none(work)))
+
+    async def _all_or_none(self, work: Callable[[], Awaitable[None]]) -> None:
+        """What one task cannot go on from ends the others."""
+        try:
+            await work()
+        except Exception:
+            self._cancel()
+            raise
 
     async def _fill(self) -> None:
         """Keep the queue filled; reading, rendering and tokenizing happen on a thread."""
         loop = asyncio.get_running_loop()
-        try:
-            while not self._feed.ended:
-                room = self._queue.maxsize - self._queue.qsize()
+        while not self._feed.ended:
+            room = self._queue.maxsize - self._queue.qsize()
+            jobs, refused = await loop.run_in_executor(self._threads, self._feed.next_batch, room)
+            self._account.tell_order()
+            self._refuse(refused)
+            for job in jobs:
+                await self._queue.put(job)
+        await self._queue.put(None)
+
+    async def _occupy(self) -> None:
+        """Where the longest go first: give short ones to servers that are too slow for those."""
+        order, loop = self._session.order, asyncio.get_running_loop()
+        while order is not None and order.lengths is not None and not self._feed.ended:
+            places, tokens = self._pool.spare
+            if places:
                 jobs, refused = await loop.run_in_executor(
-                    self._threads, self._feed.next_batch, room
+                    self._threads, self._feed.shortest, min(places, BATCH), tokens
                 )
-                self._account.tell_order()
                 self._refuse(refused)
                 for job in jobs:
-                    await self._queue.put(job)
-            await self._queue.put(None)
-        except Exception:
-            self._cancel()
-            raise
+                    self._start(partial(self._thread, job))
+            await asyncio.sleep(_OCCUPY_S)
 
     async def _work(self) -> None:
         """Take jobs, one request at a time, until there are none."""
-        try:
-            while (job := await self._queue.get()) is not None:
-                near: str | None = None
-                if self._session.order is not None:
-                    self._session.order.begun(job)
-                if job.answered is not None and not await self._next_turn(job, job.answered):
-                    continue
-                while (near := await self._one_turn(job, near)) is not None:
-                    pass
-                while self._writer.backlog > _BACKLOG:
-                    await asyncio.sleep(0.02)
-            self._queue.put_nowait(None)  # for the next worker
-            self._account.all_begun(self._pool)
-        except Exception:
-            self._cancel()
-            raise
+        while (job := await self._queue.get()) is not None:
+            await self._thread(job)
+        self._queue.put_nowait(None)  # for the next worker
+        self._account.all_begun(self._pool)
+
+    async def _thread(self, job: Job) -> None:
+        """Ask the turns of a job, one after the other."""
+        near: str | None = None
+        if self._session.order is not None:
+            self._session.order.begun(job)
+        if job.answered is not None and not await self._next_turn(job, job.answered):
+            return
+        while (near := await self._one_turn(job, near)) is not None:
+            pass
+        while self._writer.backlog > _BACKLOG:
+            await asyncio.sleep(0.02)
 
     async def _one_turn(self, job: Job, near: str | None) -> str | None:
         """Generate, check and store one turn.

@@ -38,6 +38,8 @@ _AT_ONCE = 1 / 8
 """Of what was read of the input, so much is sent before the rest is known: the longest of it."""
 _TAKEN = 64
 """Threads that are given together once everything was met."""
+TASTERS = 32
+"""So many go before all others where there are several servers: some answers tell the pace of one."""
 
 
 class Thread(Protocol):
@@ -53,10 +55,18 @@ _Thread = TypeVar("_Thread", bound=Thread)
 
 
 class LongestFirst:
-    """Lets conversations wait, and gives the longest of them."""
+    """Lets conversations wait, and gives the longest of them.
+
+    With `tasters`, some short ones go before all others. They tell the paces of the servers before
+    a long answer has held a place at a slow one for long.
+    """
 
     def __init__(
-        self, lengths: Lengths | None, folder: Path, shared: Iterable[object] = ()
+        self,
+        lengths: Lengths | None,
+        folder: Path,
+        shared: Iterable[object] = (),
+        tasters: int = 0,
     ) -> None:
         """Begin with nothing that waits.
 
@@ -64,6 +74,7 @@ class LongestFirst:
             lengths: those of an earlier run; None to judge by the input.
             folder: where to keep what waits, in a file that has no name.
             shared: objects that threads have in common, and that stay what they are.
+            tasters: how many conversations of known length go before all others.
 
         Raises:
             DiskFull: no file can be made there.
@@ -77,6 +88,7 @@ class LongestFirst:
         self._unknown_met = self._unknown_begun = 0
         """Turns of threads whose lengths are not known."""
         self._all_met = False
+        self._tasters = tasters
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -97,19 +109,33 @@ class LongestFirst:
         """
         groups = [list(group) for _, group in groupby(threads, key=lambda thread: thread.key)]
         ranked = sorted(((self._rank(group), group) for group in groups), key=lambda pair: -pair[0])
+        given = self._taken_from(ranked)
         if all_met:
             self._all_met = True
             self._let_wait(ranked)
-            given: list[list[_Thread]] = []
             while len(self._waiting) and sum(map(len, given)) < _TAKEN:
                 given.append(self._waiting.take())
         else:
             at_once = math.ceil(_AT_ONCE * len(ranked))
             while at_once and sum(len(group) for _, group in ranked[:at_once]) > room:
                 at_once -= 1
-            given = [group for _, group in ranked[:at_once]]
+            given += [group for _, group in ranked[:at_once]]
             self._let_wait(ranked[at_once:])
         return [thread for group in given for thread in group]
+
+    def shortest(self, count: int, tokens: float) -> list[Any]:
+        """So many threads that wait at least, or all whose answers are at most so long.
+
+        None before everything was met, as nobody knows which are the shortest.
+
+        Raises:
+            DiskFull: what waits cannot be read.
+        """
+        given: list[Any] = []
+        if self._all_met and self.lengths is not None:
+            while len(given) < count and self._waiting.least <= tokens:
+                given += self._waiting.take_least()
+        return given
 
     def begun(self, thread: Thread) -> None:
         """A thread that was given is begun (or cannot be)."""
@@ -148,6 +174,15 @@ class LongestFirst:
     def close(self) -> None:
         """Give the disk back."""
         self._waiting.close()
+
+    def _taken_from(self, ranked: list[tuple[float, list[_Thread]]]) -> list[list[_Thread]]:
+        """Those of a stretch that go before all others: shorter than most, no trifles."""
+        known = [at for at, (rank, _) in enumerate(ranked) if rank < _UNKNOWN]
+        if not self._tasters or not known:
+            return []
+        chosen = known[len(known) * 5 // 8 : len(known) * 7 // 8][: self._tasters]
+        self._tasters -= len(chosen)
+        return [ranked.pop(at)[1] for at in reversed(chosen)]
 
     def _let_wait(self, ranked: list[tuple[float, list[_Thread]]]) -> None:
         for rank, group in ranked:
@@ -188,9 +223,14 @@ def _size(conversation: Conversation) -> float:
 
 
 def open_order(
-    given: str | None, folder: Path, shared: Iterable[object], say: Callable[[str], None]
+    given: str | None,
+    folder: Path,
+    shared: Iterable[object],
+    say: Callable[[str], None],
+    *,
+    several: bool = False,
 ) -> LongestFirst | None:
-    """What ``--order`` asks for; None for the input's own order. See `LongestFirst`.
+    """What ``--order`` asks for, of one server or `several`; None for the input's own order.
 
     Raises:
         ConfigError: it is no known word, and no run.
@@ -205,7 +245,7 @@ def open_order(
     lengths = Lengths.of_run(Path(given).expanduser())
     if not len(lengths):
         raise ConfigError(f"--order {given}: that run holds no answers to learn lengths from")
-    return LongestFirst(lengths, folder, shared)
+    return LongestFirst(lengths, folder, shared, TASTERS if several else 0)
 
 
 def check_order(given: str) -> str:
@@ -220,7 +260,7 @@ def check_order(given: str) -> str:
 
 
 class Waiting:
-    """Items in a file without a name, the greatest rank first."""
+    """Items in a file without a name, in the order of their ranks, to be taken at both ends."""
 
     def __init__(self, folder: Path, shared: Iterable[object] = ()) -> None:
         """Make the file; it is gone with the process, however that ends.
@@ -234,33 +274,57 @@ class Waiting:
                 dir=folder, prefix=".waiting-", suffix=".tmp"
             )
         self._places = array("Q")
-        self._ranks: array[float] | None = array("d")
-        """None once they are sorted: then the places are in order, the first of them last."""
+        self._ranks = array("d")
+        self._sorted = False
+        """Whether something was taken: then the greatest ranks are last."""
+        self._taken = 0
+        """Of the least ranks, how many were taken."""
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._places) - self._taken
+
+    @property
+    def least(self) -> float:
+        """The least rank; infinite where nothing waits."""
+        self._sort()
+        return self._ranks[self._taken] if len(self) else math.inf
 
     def put(self, item: object, rank: float) -> None:
         """Let an item wait; nothing can be put any more once something was taken."""
-        assert self._ranks is not None
+        assert not self._sorted
         with disk_errors(self._folder):
             self._places.append(self._file.tell())
             self._ranks.append(rank)
             _Pickler(self._file, self._shared).dump(item)
 
     def take(self) -> Any:
-        """The next item; those of equal rank in the order in which they came."""
-        if self._ranks is not None:
-            order = np.argsort(-np.frombuffer(self._ranks), kind="stable")[::-1]
-            self._places = array("Q", np.frombuffer(self._places, np.uint64)[order].tobytes())
-            self._ranks = None
-        with disk_errors(self._folder):
-            self._file.seek(self._places.pop())
-            return _Unpickler(self._file, self._shared).load()
+        """An item of the greatest rank; those of equal rank in the order in which they came."""
+        self._sort()
+        self._ranks.pop()
+        return self._load(self._places.pop())
+
+    def take_least(self) -> Any:
+        """An item of the least rank."""
+        self._sort()
+        self._taken += 1
+        return self._load(self._places[self._taken - 1])
 
     def close(self) -> None:
         """Give the disk back."""
         self._file.close()
+
+    def _sort(self) -> None:
+        if not self._sorted:
+            ranks = np.frombuffer(self._ranks)
+            order = np.argsort(-ranks, kind="stable")[::-1]
+            self._places = array("Q", np.frombuffer(self._places, np.uint64)[order].tobytes())
+            self._ranks = array("d", ranks[order].tobytes())
+            self._sorted = True
+
+    def _load(self, place: int) -> Any:
+        with disk_errors(self._folder):
+            self._file.seek(place)
+            return _Unpickler(self._file, self._shared).load()
 
 
 class _Pickler(pickle.Pickler):

@@ -247,7 +247,9 @@ def _open_run(
             writer=Writer(out, lock, patience_s=config.give_up_after, say=say),
             lock=lock,
             partials=partials,
-            order=open_order(config.order, out, target.modes.each, say),
+            order=open_order(
+                config.order, out, target.modes.each, say, several=config.several_servers
+            ),
             continued=continued,
         )
     except BaseException:

@@ -42,8 +42,8 @@ async def capture(
 ) -> float:
     """Send all rows through a pool as a capture does; when the last one was answered.
 
-    Lengths are known to the pool where an `order` is given. The last `late` engines are none of
-    the first servers.
+    Lengths are known to the pool where an `order` is given, the longest first; slow servers are
+    then given the shortest. The last `late` engines are none of the first servers.
     """
     loop = asyncio.get_running_loop()
     known = order is not None
@@ -60,14 +60,24 @@ async def capture(
     pool = Pool([server_of(engine) for engine in engines[: len(engines) - late]], left=tokens_left)
 
     async def work() -> None:
-        nonlocal answered, unsent
         while left:
-            row = left.pop()
-            tokens = seconds[row] * TOKENS_A_SECOND if known else None
-            unsent -= tokens or 0.0
-            got = await pool.generate(Request([row], 9, 0), tokens=tokens)
-            assert got.output_ids[0] == row
-            answered += 1
+            await ask(left.pop())
+
+    async def ask(row: int) -> None:
+        nonlocal answered, unsent
+        tokens = seconds[row] * TOKENS_A_SECOND if known else None
+        unsent -= tokens or 0.0
+        got = await pool.generate(Request([row], 9, 0), tokens=tokens)
+        assert got.output_ids[0] == row
+        answered += 1
+
+    async def occupy() -> None:
+        while known and left:
+            places, tokens = pool.spare
+            while places and left and seconds[left[0]] * TOKENS_A_SECOND <= tokens:
+                workers.append(asyncio.create_task(ask(left.pop(0))))
+                places -= 1
+            await asyncio.sleep(0.1)
 
     async def tend() -> None:
         while True:
@@ -77,13 +87,14 @@ async def capture(
             await asyncio.sleep(1.0)
 
     workers: list[asyncio.Task[None]] = []
-    tending = asyncio.create_task(tend())
+    around = [asyncio.create_task(tend()), asyncio.create_task(occupy())]
     for at, do in events:
         loop.call_at(at, do, engines, pool)
     await asyncio.sleep(0)
     while any(not worker.done() for worker in workers):
         await asyncio.wait(workers)
-    tending.cancel()
+    for task in around:
+        task.cancel()
     end = loop.time()
     assert answered == len(seconds)
     assert all(engine.most_running <= SLOTS for engine in engines)
@@ -125,6 +136,20 @@ def test_a_slower_server_does_not_decide_the_end(
     least = sum(seconds) / SLOTS / (1 + 1 / pace)
     assert end <= (1.02 if known else 1.10) * least
     assert len(engines[1].begun) > 0.5 * len(seconds) / (1 + pace)  # and is made use of
+
+
+def test_a_slow_server_is_given_the_short_rows_of_a_short_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few short ones go first, so that it is known to be slow before long ones wait for it."""
+    seconds = lengths(32 * SLOTS, seed=8)
+    longest = sorted(range(len(seconds)), key=lambda row: -seconds[row])
+    tasters = longest[len(longest) * 3 // 4 :][:16]
+    order = tasters + [row for row in longest if row not in tasters]
+    engines = engines_of(seconds, 1.0, 10.0)
+    end = run_virtually(monkeypatch, capture(engines, seconds, order=order))
+    assert end <= 1.08 * sum(seconds) / SLOTS / 1.1
+    assert len(engines[1].begun) > SLOTS
 
 
 def test_one_slow_server_among_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ that could answer, the capture stops with one sentence and every open row stays 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -69,6 +70,15 @@ class Roster:
     def places(self) -> int:
         """Places of all servers that may be given requests, now or when they are up again."""
         return sum(server.slots for server in self.servers if server.refused is None)
+
+    @property
+    def spare(self) -> tuple[int, float]:
+        """Free places of slow servers that are for short answers only, and how short.
+
+        Nobody who waits in line has answers so short, or a place would not be free.
+        """
+        slow = [s for s in self.servers if s.free > 0 and s.most_tokens < math.inf]
+        return sum(s.free for s in slow), max((s.most_tokens for s in slow), default=0.0)
 
     @property
     def mean_tokens(self) -> float:

@@ -152,7 +152,7 @@ async def probe_target(
             "warning",
             f"{target.tokenizer.no_template} Rows of messages would all be rejected",
         )
-    if len(target.config.url) > 1 or target.config.url[0].startswith("@"):
+    if target.config.several_servers:
         findings.add(
             "servers",
             "note",
