@@ -84,6 +84,7 @@ def test_what_may_succeed_later(status: int) -> None:
     [("7", 7, 7), ("0.5", 0.5, 0.5), ("-3", 0, 0), ("soon", None, None), ("in 5", None, None),
      (email.utils.formatdate(time.time() + 600, usegmt=True), 300, 601),
      (email.utils.formatdate(0, usegmt=True), 0, 0)],
+    ids=["whole", "part", "negative", "word", "words", "later", "earlier"],
 )  # fmt: skip
 def test_the_pause_that_the_server_asks_for(
     header: str, low: float | None, high: float | None

@@ -243,6 +243,7 @@ def test_a_peer_that_does_not_speak_http() -> None:
         (b"deflate", zlib.compress(BODY)),
         (b"identity", BODY),
     ],
+    ids=["gzip", "deflate", "identity"],
 )
 def test_a_body_that_is_compressed_unasked(encoding: bytes, coded: bytes) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n"

@@ -563,6 +563,7 @@ def test_broken_parquet(tmp_path: Path) -> None:
         gzip.compress(lines_of("a", "b")),
         zstd(b"prompt\tid\na\t1\nb\t2"),
     ],
+    ids=["lines", "array", "csv", "gzip", "zstd"],
 )
 def test_stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     give_stdin(monkeypatch, data)
