@@ -28,7 +28,8 @@ demo: $(READY)  ## capture from a tiny reasoning model in a real engine
 	@$(BIN)/eyas demo
 
 test: $(DEV)    ## run the whole suite
-	$(BIN)/python -m pytest --cov=eyas --cov-report=term:skip-covered $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal \
+	  --cov=eyas --cov-report=term:skip-covered $(ARGS)
 
 test-engines: $(DEV)  ## install SGLang and vLLM (7 GB, minutes) and run the tests that start them
 	$(PYTHON) scripts/install_apart.py build/engines engines/sglang engines/vllm
