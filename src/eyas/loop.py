@@ -10,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
-import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 
 import orjson
-import pyarrow as pa
 
 from eyas.account import Account
 from eyas.answering import Answering
@@ -30,6 +27,7 @@ from eyas.feed import BATCH, Feed
 from eyas.findings import Finding
 from eyas.fleet import Fleet
 from eyas.jobs import Job
+from eyas.process import signals, tuned
 from eyas.progress import Progress, Summary
 from eyas.session import Session, open_session
 from eyas.store.redo import Redo
@@ -82,11 +80,7 @@ def capture(
         pass
     else:
         loop_factory = uvloop.new_event_loop
-    with (
-        asyncio.Runner(loop_factory=loop_factory) as runner,
-        _long_lived_apart(),
-        _memory_given_back(),
-    ):
+    with asyncio.Runner(loop_factory=loop_factory) as runner, tuned():
         opening = partial(
             open_session,
             config,
@@ -108,28 +102,6 @@ def _harmless(say: Callable[[str], None] | None) -> Callable[[str], None]:
                 say(line)
 
     return harmless
-
-
-@contextmanager
-def _long_lived_apart() -> Iterator[None]:
-    """Keep what is loaded out of garbage collections, which else cost a fifth of each row."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-@contextmanager
-def _memory_given_back() -> Iterator[None]:
-    """Let Arrow take memory from the system: its own pool keeps up to 80 MB that nobody uses."""
-    before = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
-    try:
-        yield
-    finally:
-        pa.set_memory_pool(before)
 
 
 async def _capture(
@@ -214,27 +186,26 @@ class _Loop:
         self._start(self._occupy)
         self._employ()
         around = [asyncio.create_task(self._tick()), asyncio.create_task(self._fleet.tend())]
-        restore = self._handle_signals(loop)
         try:
-            while not all(task.done() for task in self._tasks):
-                await asyncio.wait(self._tasks)
-            for task in self._tasks:
-                error = None if task.cancelled() else task.exception()
-                if isinstance(error, EyasError):
-                    self._stopped = self._stopped or str(error)
-                elif error is not None:
-                    raise error
-            for task in around:
-                task.cancel()
-            self._account.look_at(self._pool)
-            await self._pool.close()
-            return await self._finish(loop)
+            with signals(loop, interrupt=self._interrupt, hang_up=self._hang_up):
+                while not all(task.done() for task in self._tasks):
+                    await asyncio.wait(self._tasks)
+                for task in self._tasks:
+                    error = None if task.cancelled() else task.exception()
+                    if isinstance(error, EyasError):
+                        self._stopped = self._stopped or str(error)
+                    elif error is not None:
+                        raise error
+                for task in around:
+                    task.cancel()
+                self._account.look_at(self._pool)
+                await self._pool.close()
+                return await self._finish(loop)
         finally:
             for task in around:
                 task.cancel()
             await self._pool.close()
             self._threads.shutdown(wait=False, cancel_futures=True)
-            restore()
 
     async def _finish(self, loop: asyncio.AbstractEventLoop) -> Summary:
         """Make everything durable, count what is left, and save the counts."""
@@ -426,19 +397,3 @@ class _Loop:
             self._say(
                 "stopping: what was finished is being made durable (once more to stop at once)"
             )
-
-    def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-        if threading.current_thread() is not threading.main_thread():
-            return lambda: None
-        handled = [signal.SIGINT, signal.SIGTERM]
-        for number in handled:
-            loop.add_signal_handler(number, self._interrupt)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it ignored
-            handled.append(signal.SIGHUP)
-            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
-
-        def restore() -> None:
-            for number in handled:
-                loop.remove_signal_handler(number)
-
-        return restore
