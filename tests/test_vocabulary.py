@@ -205,6 +205,18 @@ def test_the_command_writes_the_same_files_each_time(tmp_path: Path) -> None:
     assert f"{figures['coverage']:.3%}" in again.stdout
 
 
+def test_counts_of_an_export_stay(tmp_path: Path) -> None:
+    run, out = write_run(tmp_path / "run", rows(30)), tmp_path / "prepared"
+    done = run_eyas("export", str(run), "--to", "speculators", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    before = (out / "token_freq.pt").read_bytes()
+    done = run_eyas("vocab", str(run), "--size", "300", "--out", str(out), "--only", "stop")
+    assert done.returncode == 0, done.stderr
+    assert "token_freq.pt was there already" in done.stdout
+    assert (out / "token_freq.pt").read_bytes() == before
+    assert (out / "d2t-300.npy").exists()
+
+
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows(3))
     home = small_home(tmp_path / "small")

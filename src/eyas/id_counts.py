@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eyas.errors import ConfigError
+from eyas.export.rows import has_mark, is_complete
 from eyas.store import TRACES, Run
 
 Ids = NDArray[np.int64]
@@ -78,7 +79,7 @@ def count_ids(
     counts = Counts(vocab_size)
     for batch in run.batches(TRACES, _COLUMNS, batch_size=_BATCH):
         if only == "stop":
-            batch = batch.filter(pa.array(complete_rows(batch)))
+            batch = batch.filter(pa.array(is_complete(batch)))
         _count_batch(batch, counts)
         on_row(counts.rows)
     return counts
@@ -116,27 +117,11 @@ def _stretches(batch: Any, lengths: Ids) -> tuple[NDArray[np.uint8], Ids]:
     last = np.where(start < 0, 0, np.where(end < 0, lengths, end - before)).clip(first, lengths)
     kinds = np.empty((len(batch), 3), np.uint8)
     kinds[:] = KINDS.index("answer"), KINDS.index("reasoning"), KINDS.index("answer")
-    kinds[_marked(batch, "tool_calls"), 2] = KINDS.index("calls")
+    kinds[has_mark(batch, ["tool_calls"]), 2] = KINDS.index("calls")
     return kinds.ravel(), np.stack([first, last - first, lengths - last], axis=1).ravel()
-
-
-def _marked(batch: Any, mark: str) -> NDArray[np.bool_]:
-    marks, lengths = _texts(batch.column("marks"))
-    rows = np.repeat(np.arange(len(batch)), lengths)[[text == mark for text in marks]]
-    return np.isin(np.arange(len(batch)), rows)
-
-
-def complete_rows(batch: Any) -> NDArray[np.bool_]:
-    """Which rows of a batch the model ended itself; a stop id at the cap counts."""
-    stopped = np.array([reason == "stop" for reason in batch.column("finish_reason").to_pylist()])
-    return stopped.astype(np.bool_) | _marked(batch, "eos_at_cap")
 
 
 def _values(column: Any) -> tuple[NDArray[np.int32], Ids]:
     """The numbers of a column of lists, one behind the other, and the lists' lengths."""
     lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)
     return column.flatten().to_numpy(zero_copy_only=False), lengths
-
-
-def _texts(column: Any) -> tuple[list[str], Ids]:
-    return column.flatten().to_pylist(), np.diff(column.offsets.to_numpy()).astype(np.int64)

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import Dataset
 
 from eyas.errors import ConfigError
-from eyas.id_counts import complete_rows
+from eyas.export.rows import is_complete
 from eyas.library import id_lists
 from eyas.store import TRACES, Run
 from eyas.store.files import disk_errors
@@ -77,7 +77,7 @@ class TraceDataset(Dataset):  # type: ignore[misc]
 
     def _take(self, batch: Any, file: Any, prompts: array[int], lengths: array[int]) -> Any:
         """Write a batch's ids; returns the names of the rows that were taken."""
-        complete = complete_rows(batch)
+        complete = is_complete(batch)
         pairs = zip(id_lists(batch, "prompt_ids"), id_lists(batch, "output_ids"), strict=True)
         taken: list[int] = []
         for number, (prompt, output) in enumerate(pairs):

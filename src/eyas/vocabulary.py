@@ -223,13 +223,19 @@ def write(
 ) -> list[Path]:
     """Write the files of a vocabulary; each is there whole or not at all.
 
+    Counts that lie there already stay (an export wrote those of its own rows), unless `overwrite`.
+
+    Returns:
+        What was written.
+
     Raises:
         ConfigError: one of them is there already.
         DiskFull: if one cannot be written.
     """
     paths = [out / name for name in files_of(vocabulary.size)]
     d2t_npy, t2d_npy, freq, mapping, d2t, told = paths
-    there = [path.name for path in paths if path.exists()]
+    counted = freq.exists() and not overwrite
+    there = [path.name for path in paths if path.exists() and path != freq]
     if there and not overwrite:
         raise ConfigError(
             f"{out} holds {', '.join(there)} already; name another --out, or give --overwrite"
@@ -241,11 +247,12 @@ def write(
     tensors: dict[str, torch_file.Tensor] = {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
     write_atomically(d2t_npy, lambda path: _save(path, vocabulary.d2t))
     write_atomically(t2d_npy, lambda path: _save(path, vocabulary.t2d))
-    write_atomically(freq, lambda path: torch_file.save(path, frequencies))
+    if not counted:
+        write_atomically(freq, lambda path: torch_file.save(path, frequencies))
     write_atomically(mapping, lambda path: torch_file.save(path, tensors))
     write_atomically(d2t, lambda path: torch_file.save(path, vocabulary.d2t))
     write_bytes(told, (json.dumps(figures, indent=2, ensure_ascii=False) + "\n").encode())
-    return paths
+    return [path for path in paths if path != freq or not counted]
 
 
 def _save(path: Path, array: NDArray[Any]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from capturing import run_eyas
+from eyas.demo.server import TARGET
 from eyas.store import Run
 
 SIZE, WHOLE = 300, 512
@@ -25,7 +26,7 @@ def maps(run: Path, tmp_path: Path) -> Path:
 
 
 def test_speculators_takes_the_map(run: Path, maps: Path, ask: Callable[..., Any]) -> None:
-    found = ask("speculators", "vocabulary_speculators", maps, SIZE, WHOLE).value
+    found = ask("speculators", "vocabulary_speculators", maps, TARGET, SIZE, WHOLE).value
     d2t, t2d = np.load(maps / f"d2t-{SIZE}.npy"), np.load(maps / f"t2d-{SIZE}.npy")
     assert (found["d2t"], found["t2d"]) == (d2t.tolist(), t2d.tolist())
     assert found["dtypes"] == ["torch.int64", "torch.bool"]

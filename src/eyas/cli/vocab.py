@@ -90,6 +90,8 @@ def command(
         return
     _print(figures, loaded)
     print(f"wrote     {printable(out)}: " + ", ".join(path.name for path in paths))
+    if not any(path.name == "token_freq.pt" for path in paths):
+        print("note      token_freq.pt was there already, with an export's own counts, and stays")
 
 
 def _short(other: Vocabulary) -> dict[str, Any]:
