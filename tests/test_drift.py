@@ -311,3 +311,19 @@ def test_templates_of_real_models(
     run = Run(write_run(tmp_path / "run", [row], source=at))
     report = measure_drift(run, open_run_target(run, tokenizer))
     assert causes(report) == {"text": None, "chat": chat, "history": "reasoning_left_out"}
+
+
+def test_what_cannot_be_read_or_rendered_is_said(tmp_path: Path) -> None:
+    at = stage(tmp_path, KEEPS)
+    row = trace_of(0, at.ids("<|user|>"), at.ids("</think>So<|end|>"), messages="[not JSON")
+    path = write_run(tmp_path / "run", [row], source=at.home.folder)
+    done = run_eyas("drift", str(path))
+    assert done.returncode == 2
+    assert "row 'c0/0/0' cannot be read" in done.stderr
+    assert "Traceback" not in done.stderr
+    row.messages = json.dumps([{"role": "user", "content": "Why?"}])
+    path = write_run(tmp_path / "other", [row], source=at.home.folder, template="0" * 64)
+    done = run_eyas("drift", str(path))
+    assert done.returncode == 0, done.stderr
+    assert "the chat template at hand is not the run's" in done.stdout
+    assert done.stdout.count("1 rows not measured: its chat template is not at hand") == 2

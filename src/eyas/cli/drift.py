@@ -71,6 +71,8 @@ def _print(figures: dict[str, Any]) -> None:
                 f"{way['rows_changed_share']:>7.2%} {way['ids']:>13,} {way['ids_lost']:>11,} "
                 f"{way['ids_lost_share']:>7.3%}"
             )
+    if figures["template_missing"]:
+        print(f"\nnote: {printable(figures['template_missing'])}")
     for name, way in figures["ways"].items():
         print(f"\n{name}: {way['way']}")
         for why, count in way["not_measured"].items():

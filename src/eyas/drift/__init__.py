@@ -18,6 +18,7 @@ import orjson
 from eyas.conversation import Message
 from eyas.drift.causes import CAUSES, Difference, compare
 from eyas.drift.ways import WAYS, NotRendered, Row, answer_of, texts
+from eyas.errors import DamagedRun
 from eyas.prompting import Prompting
 from eyas.run_target import RunTarget
 from eyas.store import TRACES, Run
@@ -187,10 +188,24 @@ def _rows(
 
 
 def row_of(record: dict[str, Any], prompting: Prompting) -> Row:
-    """What is looked at of a trace, which has the columns `COLUMNS`."""
+    """What is looked at of a trace, which has the columns `COLUMNS`.
+
+    Raises:
+        DamagedRun: if its messages, tools or key are none.
+    """
+    try:
+        messages = orjson.loads(record["messages"]) if record["messages"] else None
+        tools = orjson.loads(record["tools"]) if record["tools"] else None
+        mode = prompting.modes.of(bytes.fromhex(record["key"]), record["sample"])
+        if not isinstance(messages, list | None) or not isinstance(tools, list | None):
+            raise ValueError("its messages or tools are no list")
+    except (ValueError, TypeError) as error:  # a damaged row may hold anything
+        raise DamagedRun(
+            f"row {record['id']!r} cannot be read ({error}); eyas verify says what is wrong with "
+            "the run"
+        ) from error
     start, end, output = record["reasoning_start"], record["reasoning_end"], record["output_ids"]
     last = len(record["prompt_ids"]) + len(output) - (record["stop_id"] is not None)
-    tools = orjson.loads(record["tools"]) if record["tools"] else None
     return Row(
         id=record["id"],
         prompt_ids=record["prompt_ids"],
@@ -198,7 +213,7 @@ def row_of(record: dict[str, Any], prompting: Prompting) -> Row:
         reasoning=None if start is None else (start, last if end is None else end),
         closed=end is not None,
         complete=record["finish_reason"] == "stop" or "eos_at_cap" in record["marks"],
-        messages=orjson.loads(record["messages"]) if record["messages"] else None,
+        messages=messages,
         tools=tools or None,
-        mode=prompting.modes.of(bytes.fromhex(record["key"]), record["sample"]),
+        mode=mode,
     )

@@ -64,12 +64,12 @@ def texts(prompting: Prompting, row: Row, answer: Message | None) -> dict[str, s
     """The text that each way keeps of a row: up to the end of its answer, in ``history`` too.
 
     Args:
-        answer: as a chat client has it; None where the row has no messages.
+        answer: as a chat client has it; None where there are no messages or no template.
     """
     found: dict[str, str | NotRendered] = {"text": prompting.tokenizer.decode(row.ids)}
-    if answer is None or row.messages is None:
+    if row.messages is None:
         found["chat"] = found["history"] = NotRendered("it was captured from ready-made ids")
-    elif row.mode.template is None:
+    elif answer is None:
         found["chat"] = found["history"] = NotRendered("its chat template is not at hand")
     else:
         messages = [*row.messages, answer]
