@@ -48,6 +48,7 @@ bench: $(DEV)   ## client cost against the floor, in one run
 	$(BIN)/python benchmarks/bench_capture.py --memory $(ARGS)
 	$(BIN)/python benchmarks/bench_tail.py
 	$(BIN)/python benchmarks/bench_million.py --case ids
+	$(BIN)/python benchmarks/bench_export.py
 
 docs: $(DEV)    ## write docs/cli.md anew from --help
 	$(BIN)/python scripts/make_cli_docs.py

@@ -153,6 +153,22 @@ def test_a_killed_export_leaves_no_result_and_the_next_one_cleans_up(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "run"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_an_export_that_is_told_to_end_leaves_nothing(
+    number: int, run: Path, tmp_path: Path
+) -> None:
+    before = listing(tmp_path)
+    code = (
+        "import os, eyas.cli, eyas.export.exporting as e\n"
+        f"e.Tally.add = lambda *_: os.kill(os.getpid(), {int(number)})\n"
+        "eyas.cli.main()"
+    )
+    arguments = ["export", str(run), "--out", str(tmp_path / "out"), "--shards", "2"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert listing(tmp_path) == before
+
+
 def test_a_directory_is_replaced_only_if_an_export_made_it(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -128,7 +131,7 @@ def command(
         if not as_json:
             print(f"plan      {printable('; '.join(lines))}", flush=True)
 
-    with Live(sys.stderr) as live:
+    with _ended_like_ctrl_c(), Live(sys.stderr) as live:
         report = export_run(
             run,
             to=to,
@@ -148,6 +151,24 @@ def command(
     else:
         _print(report, "would write" if dry_run else "wrote")
         _print_pending(run)
+
+
+@contextmanager
+def _ended_like_ctrl_c() -> Iterator[None]:
+    """Have the signals that end a process end the export, which then leaves nothing behind."""
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signals = [signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)  # ignored under nohup
+    before = {number: signal.signal(number, end) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _template(given: str | None) -> Any:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from eyas.export.texts import TextForm
     from eyas.run_target import RunTarget
 
-_BATCH_BYTES = 4 * 2**20
+_BATCH_BYTES = 2 * 2**20
 """Ids of a batch: what is worked on at a time."""
 _MOST_FILES = 512
 """How many files may be open at once."""
@@ -89,7 +89,7 @@ def export_run(
         target = open_text_target(
             opened, tokenizer, chat_template, revision=revision, trust_remote_code=trust_remote_code
         )
-    export = _Export(opened, form, chosen, Sizes.of(opened), target, on_rows)
+    export = _Export(opened, form, chosen, target, on_rows)
     report = export.report
     report.to, report.out, report.rejected = to, str(place), opened.count(REJECTED)
     report.plan = [f"{export.sizes.rows:,} rows of {opened.path} as {to}", *chosen.lines()]
@@ -108,9 +108,11 @@ class Sizes:
 
     rows: int
     ids: int
+    bytes: int
+    """In memory, of the ids and of the columns that go along."""
 
     @classmethod
-    def of(cls, run: Run) -> Sizes:
+    def of(cls, run: Run, carried: Sequence[str] = ()) -> Sizes:
         """Parts are not read for it; of unsealed rows the ids are a guess."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -118,7 +120,7 @@ class Sizes:
         from eyas.store.journal import segments
         from eyas.store.parts import parts
 
-        ids = 0
+        ids = others = 0
         for part in parts(run.path, TRACES):
             try:
                 metadata = pq.read_metadata(part)
@@ -126,14 +128,18 @@ class Sizes:
                 continue  # reading it will say what is wrong
             for group in range(metadata.num_row_groups):
                 for column in map(metadata.row_group(group).column, range(metadata.num_columns)):
-                    if column.path_in_schema.split(".")[0] in ("prompt_ids", "output_ids"):
+                    name = column.path_in_schema.split(".")[0]
+                    if name in ("prompt_ids", "output_ids"):
                         ids += column.num_values
-        ids += sum(path.stat().st_size // 5 for _, path in segments(run.path / "journal"))
-        return cls(run.count(TRACES), ids)
+                    elif name in carried:
+                        others += column.total_uncompressed_size
+        unsealed = sum(path.stat().st_size for _, path in segments(run.path / "journal"))
+        ids += unsealed // 5
+        return cls(run.count(TRACES), ids, 4 * ids + others + (unsealed if carried else 0))
 
     def batch_rows(self) -> int:
         """How many rows make up a batch."""
-        return max(1, min(1 << 16, _BATCH_BYTES * self.rows // max(1, 4 * self.ids)))
+        return max(1, min(1 << 16, _BATCH_BYTES * self.rows // max(1, self.bytes)))
 
 
 class _Export:
@@ -144,14 +150,12 @@ class _Export:
         run: Run,
         form: Form,
         options: ExportOptions,
-        sizes: Sizes,
         target: RunTarget | None,
         on_rows: Callable[[int], None],
     ) -> None:
         self._run = run
         self._form = form
         self._options = options
-        self.sizes = sizes
         self._target = target
         self._on_rows = on_rows
         self.report = ExportReport()
@@ -159,6 +163,7 @@ class _Export:
         self._carried = tuple(options.columns) + tuple(
             name for name in form.reads if name not in options.columns
         )
+        self.sizes = Sizes.of(run, self._carried)
 
     def carry_out(self, stage: Stage, *, write: bool) -> None:
         """Read, choose and write."""
@@ -248,7 +253,7 @@ class _Export:
 
         folder = stage.spool / name
         folder.mkdir()
-        return Buckets(folder, 4 * self.sizes.ids)
+        return Buckets(folder, self.sizes.bytes)
 
     def _finish(self, stage: Stage, files: dict[str, list[Path]]) -> None:
         manifest = self._run.manifest

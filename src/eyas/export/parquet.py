@@ -16,7 +16,7 @@ from eyas.export.rows import loss_mask, numbers
 
 _HELD_BYTES = 64 * 2**20
 """What all files together hold back until a row group is full."""
-_GROUP_BYTES = 16 * 2**20
+_GROUP_BYTES = 8 * 2**20
 _ELEMENT = "list.element"
 
 
@@ -64,6 +64,8 @@ class ParquetFile:
             compression_level=1,
             # Ids hardly repeat within a page: a dictionary of them costs time and saves nothing.
             use_dictionary=[f"loss_mask.{_ELEMENT}", *texts],
+            # Nobody looks for rows by the least and largest of their ids.
+            write_statistics=[f.name for f in self._schema if not pa.types.is_list(f.type)],
         )
         self._most = min(_GROUP_BYTES, max(2**20, _HELD_BYTES // opening.sinks))
         self._held: list[Any] = []
