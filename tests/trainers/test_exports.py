@@ -14,6 +14,8 @@ import pytest
 from capturing import run_eyas
 from eyas.demo.server import TARGET
 from eyas.store import Run
+from eyas.tokens import load_tokenizer
+from tools.talking import make_home
 from trainers.conftest import Row, as_row, content, rows_of
 from writing import trace_of, write_run
 
@@ -179,3 +181,39 @@ def test_readers_of_parquet_give_the_run(
         rows_of(run)
     )
     assert {row["id"] for row in rows} == {trace.id for trace in Run(run).traces()}
+
+
+ASKS = (
+    "{%- for m in messages -%}{{- '<|' + m.role + '|>' + m.content + '<|end|>' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+"""A template that leaves the thinking to the model, and to the content."""
+
+
+def test_the_drift_of_conversations_is_what_specforge_makes_of_them(
+    tmp_path: Path, ask: Callable[..., Any]
+) -> None:
+    demo = load_tokenizer(str(TARGET))
+    special = dict(demo.special_tokens_map)
+    home = make_home(tmp_path / "home", demo.backend, special, ASKS, ["<|end|>"])
+    plain = [i for i in range(250, 500) if demo.decode([i]).strip().isalnum()]
+    chosen, rows = random.Random(2), []
+    for at in range(60):
+        messages = [{"role": "user", "content": f"What is {at}?"}]
+        said = chosen.choices(plain, k=3)  # often not in the pieces that text comes back in
+        output = [*demo.encode("<think>So</think>"), *said, 506]
+        prompt = home.render(messages)
+        n = len(prompt)
+        rows.append(
+            trace_of(at, prompt, output, messages=json.dumps(messages), reasoning_start=n + 1,
+                     reasoning_end=n + output.index(511))
+        )  # fmt: skip
+    run = write_run(tmp_path / "run", rows, source=home.folder)
+    report = export(run, "specforge-chat", tmp_path / "chats.jsonl")
+    made = read(
+        ask("specforge", "chats_specforge", tmp_path / "chats.jsonl", home.folder, tmp_path / "c")
+    )
+    assert len(made) == len(rows) == report["drift"]["rows"]
+    same = {tuple(trace.input_ids) for trace in rows} & {ids for ids, _ in made}
+    assert 0 < report["drift"]["rows_changed"] < len(rows)
+    assert len(same) == len(rows) - report["drift"]["rows_changed"]
