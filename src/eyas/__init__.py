@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from eyas.checks import Checker, Verdict
     from eyas.config import CaptureConfig, TargetConfig
     from eyas.conversation import BadLine, Conversation
+    from eyas.drift import DriftReport, measure_drift
     from eyas.engines import VLLM, Engine, Generation, LlamaCpp, Request, Sampling, SGLang
     from eyas.errors import EyasError
     from eyas.findings import Finding, Findings
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from eyas.probe import Probe
     from eyas.progress import Progress, Summary
     from eyas.readers import PromptReader
+    from eyas.run_target import RunTarget, open_run_target
     from eyas.store import Run
     from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
     from eyas.trace import Rejected, Trace
+    from eyas.vocabulary import Vocabulary, choose_vocabulary
 
 __version__ = "0.1.0"
 
@@ -38,6 +41,7 @@ _HOMES = {
     "checks": ("Checker", "Verdict"),
     "config": ("CaptureConfig", "TargetConfig"),
     "conversation": ("BadLine", "Conversation"),
+    "drift": ("DriftReport", "measure_drift"),
     "engines": ("Engine", "Generation", "LlamaCpp", "Request", "SGLang", "Sampling", "VLLM"),
     "errors": ("EyasError",),
     "findings": ("Finding", "Findings"),
@@ -47,9 +51,11 @@ _HOMES = {
     "probe": ("Probe",),
     "progress": ("Progress", "Summary"),
     "readers": ("PromptReader",),
+    "run_target": ("RunTarget", "open_run_target"),
     "store": ("Run",),
     "tokens": ("ChatTemplate", "Profile", "Tokenizer", "build_profile", "load_tokenizer"),
     "trace": ("Rejected", "Trace"),
+    "vocabulary": ("Vocabulary", "choose_vocabulary"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -60,6 +66,7 @@ __all__ = [
     "ChatTemplate",
     "Checker",
     "Conversation",
+    "DriftReport",
     "Engine",
     "EyasError",
     "Finding",
@@ -75,6 +82,7 @@ __all__ = [
     "Rejected",
     "Request",
     "Run",
+    "RunTarget",
     "SGLang",
     "Sampling",
     "Summary",
@@ -82,11 +90,15 @@ __all__ = [
     "Tokenizer",
     "Trace",
     "Verdict",
+    "Vocabulary",
     "build_profile",
     "capture",
+    "choose_vocabulary",
     "load_tokenizer",
+    "measure_drift",
     "merge_runs",
     "open_run",
+    "open_run_target",
 ]
 
 

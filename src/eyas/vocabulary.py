@@ -7,7 +7,7 @@ go first, of equally frequent ones the lower. So the same run gives the same fil
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from eyas import torch_file
 from eyas.errors import ConfigError, DamagedRun
-from eyas.id_counts import KINDS, Counts, Ids
+from eyas.id_counts import KINDS, Counts, Ids, count_ids
 from eyas.run_target import RunTarget
+from eyas.store import Run
 from eyas.store.files import disk_errors, write_atomically, write_bytes
 from eyas.tokens import Tokenizer
 from eyas.tokens.tokenizer import byte_alphabet
@@ -161,6 +162,34 @@ class Vocabulary:
         counts = np.where(self.t2d, 0, self.counts.of())
         first = np.argsort(-counts, kind="stable")[:_LEFT_OUT]
         return [(int(i), int(counts[i])) for i in first if counts[i]]
+
+
+def choose_vocabulary(
+    run: Run,
+    target: RunTarget,
+    size: int,
+    *,
+    vocab_size: int | None = None,
+    only: str | None = None,
+    on_row: Callable[[int], None] = lambda _: None,
+) -> Vocabulary:
+    """Count a run's output ids, as a stream, and choose the vocabulary of a size.
+
+    Args:
+        target: the run's, see `eyas.run_target.open_run_target`.
+        vocab_size: rows of the target's embedding; what its config.json says if None.
+        only: ``stop`` leaves out rows that their token budget cut.
+        on_row: called with the number of rows seen so far.
+
+    Raises:
+        ConfigError: a size that cannot be had, or nobody tells the embedding's.
+        DamagedRun: a run that cannot be read, or holds no good rows.
+    """
+    if only not in (None, "stop"):
+        raise ConfigError(f"--only {only} is not known; there is stop")
+    whole, _ = embedding_size(target.tokenizer, vocab_size)
+    counts = count_ids(run, whole, only=only, on_row=on_row)
+    return choose(counts, indispensable(target, counts), size)
 
 
 def choose(counts: Counts, kept: dict[str, Ids], size: int) -> Vocabulary:

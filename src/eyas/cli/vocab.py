@@ -51,15 +51,11 @@ def command(
     from eyas import vocabulary
     from eyas.cli.live import Live
     from eyas.cli.tokens import printable
-    from eyas.errors import ConfigError
-    from eyas.id_counts import count_ids
     from eyas.run_target import open_run_target
     from eyas.store import Run
     from eyas.target import read_template
     from eyas.tokens import load_tokenizer
 
-    if only not in (None, "stop"):
-        raise ConfigError(f"--only {only} is not known; there is stop")
     opened = Run(run)
     loaded = load_tokenizer(
         tokenizer or opened.manifest.tokenizer,
@@ -68,10 +64,12 @@ def command(
         trust_remote_code=bool(trust_remote_code),
     )
     target = open_run_target(opened, loaded)
-    whole, said_by = vocabulary.embedding_size(loaded, vocab_size)
+    _, said_by = vocabulary.embedding_size(loaded, vocab_size)
     with Live(sys.stderr) as live:
-        counts = count_ids(opened, whole, only=only, on_row=live.count("rows counted"))
-    chosen = vocabulary.choose(counts, vocabulary.indispensable(target, counts), size)
+        chosen = vocabulary.choose_vocabulary(
+            opened, target, size,
+            vocab_size=vocab_size, only=only, on_row=live.count("rows counted"),
+        )  # fmt: skip
     figures = {
         **chosen.figures(),
         "vocab_size_from": said_by,
@@ -116,26 +114,30 @@ def _print(figures: dict[str, Any], tokenizer: Tokenizer) -> None:
     if figures["never_generated"]:
         print(f"note      {figures['never_generated']:,} ids of the {figures['size']:,} were never "
               "generated")  # fmt: skip
-    columns = [("all", None, None)]
-    columns += [
-        (kind, kind, None) for kind, share in figures["by_kind"].items() if share is not None
-    ]
-    if len(figures["by_mode"]) > 1:
-        columns += [(mode, None, mode) for mode in figures["by_mode"]]
-    print("covered   " + "  ".join(f"{printable(name):>9}" for name, _, _ in columns))
-    for row in sorted([figures, *figures["other_sizes"]], key=lambda row: int(row["size"])):
-        shares = [
-            row["coverage"] if kind is None and mode is None
-            else row["by_kind"][kind] if kind else row["by_mode"][mode]
-            for _, kind, mode in columns
-        ]  # fmt: skip
-        mark = " *" if row is figures else ""
-        print(f"{row['size']:>9,} " + "  ".join(
-            f"{share:>{max(9, len(name))}.3%}" for share, (name, _, _) in zip(shares, columns, strict=True)
-        ) + mark)  # fmt: skip
+    _print_coverage(figures)
     if figures["left_out"]:
         few = ", ".join(
             f"{tokenizer.name(entry['id'])} {entry['count']:,}x"
             for entry in figures["left_out"][:5]
         )
         print(f"left out  {printable(few)}")
+
+
+def _print_coverage(figures: dict[str, Any]) -> None:
+    """A line a size, a column for all ids, each kind and (where they differ) each mode."""
+    from eyas.cli.tokens import printable
+
+    kinds = [kind for kind, share in figures["by_kind"].items() if share is not None]
+    modes = list(figures["by_mode"]) if len(figures["by_mode"]) > 1 else []
+    names = [printable(name) for name in ("all", *kinds, *modes)]
+    widths = [max(9, len(name)) for name in names]
+
+    def line(cells: list[str]) -> str:
+        return "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+    print(f"covered   {line(names)}")
+    for row in sorted([figures, *figures["other_sizes"]], key=lambda row: int(row["size"])):
+        shares = [row["coverage"], *(row["by_kind"][kind] for kind in kinds)]
+        shares += [row["by_mode"][mode] for mode in modes]
+        mark = " *" if row is figures else ""
+        print(f"{row['size']:>9,} {line([f'{share:.3%}' for share in shares])}{mark}")
