@@ -47,6 +47,7 @@ lint: $(DEV)    ## ruff and mypy
 bench: $(DEV)   ## client cost against the floor, in one run
 	$(BIN)/python benchmarks/bench_capture.py --memory $(ARGS)
 	$(BIN)/python benchmarks/bench_tail.py
+	$(BIN)/python benchmarks/bench_loop.py
 	$(BIN)/python benchmarks/bench_million.py --case ids
 	$(BIN)/python benchmarks/bench_export.py
 
