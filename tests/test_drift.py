@@ -327,3 +327,14 @@ def test_what_cannot_be_read_or_rendered_is_said(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "the chat template at hand is not the run's" in done.stdout
     assert done.stdout.count("1 rows not measured: its chat template is not at hand") == 2
+
+
+def test_a_tokenizer_that_moved_is_asked_for(tmp_path: Path) -> None:
+    at = stage(tmp_path, KEEPS)
+    row = trace_of(0, at.ids("<|user|>"), at.ids("</think>So<|end|>"))
+    path = write_run(tmp_path / "run", [row], source=at.home.folder)
+    moved = at.home.folder.rename(tmp_path / "moved")
+    done = run_eyas("drift", str(path))
+    assert done.returncode == 2
+    assert "--tokenizer says where it is now" in done.stderr
+    assert run_eyas("drift", str(path), "--tokenizer", str(moved)).returncode == 0

@@ -37,19 +37,10 @@ def command(
     """
     from eyas.cli.live import Live
     from eyas.drift import measure_drift
-    from eyas.run_target import open_run_target
     from eyas.store import Run
-    from eyas.target import read_template
-    from eyas.tokens import load_tokenizer
 
     opened = Run(run)
-    loaded = load_tokenizer(
-        tokenizer or opened.manifest.tokenizer,
-        chat_template=read_template(chat_template),
-        revision=revision,
-        trust_remote_code=bool(trust_remote_code),
-    )
-    target = open_run_target(opened, loaded)
+    target = options.open_target_of(opened, tokenizer, chat_template, trust_remote_code, revision)
     with Live(sys.stderr) as live:
         report = measure_drift(
             opened, target, limit=limit, sample=sample, seed=seed, on_row=live.count("rows")

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eyas.errors import ConfigError
+from eyas.errors import ConfigError, TokenizerError
+
+if TYPE_CHECKING:
+    from eyas.run_target import RunTarget
+    from eyas.store import Run
 
 Url = Annotated[
     list[str] | None,
@@ -118,6 +122,39 @@ GiveUpAfter = Annotated[
 ConfigFile = Annotated[
     str | None, typer.Option(help="YAML file with these options; the command line wins.")
 ]
+
+
+def open_target_of(
+    run: Run,
+    tokenizer: str | None,
+    chat_template: str | None,
+    trust_remote_code: bool | None,
+    revision: str | None,
+) -> RunTarget:
+    """The target of a run, from the files that it was captured with or those that are named.
+
+    Raises:
+        TokenizerError: if they cannot be loaded.
+        ConfigError: if they are not the run's.
+    """
+    from eyas.run_target import open_run_target
+    from eyas.target import read_template
+    from eyas.tokens import load_tokenizer
+
+    try:
+        loaded = load_tokenizer(
+            tokenizer or run.manifest.tokenizer,
+            chat_template=read_template(chat_template),
+            revision=revision,
+            trust_remote_code=bool(trust_remote_code),
+        )
+    except TokenizerError as error:
+        if tokenizer is not None:
+            raise
+        raise TokenizerError(
+            f"{error} That is where the run found it; --tokenizer says where it is now."
+        ) from error
+    return open_run_target(run, loaded)
 
 
 def given_values(options: dict[str, Any]) -> dict[str, Any]:

@@ -51,19 +51,11 @@ def command(
     from eyas import vocabulary
     from eyas.cli.live import Live
     from eyas.cli.tokens import printable
-    from eyas.run_target import open_run_target
     from eyas.store import Run
-    from eyas.target import read_template
-    from eyas.tokens import load_tokenizer
 
     opened = Run(run)
-    loaded = load_tokenizer(
-        tokenizer or opened.manifest.tokenizer,
-        chat_template=read_template(chat_template),
-        revision=revision,
-        trust_remote_code=bool(trust_remote_code),
-    )
-    target = open_run_target(opened, loaded)
+    target = options.open_target_of(opened, tokenizer, chat_template, trust_remote_code, revision)
+    loaded = target.tokenizer
     _, said_by = vocabulary.embedding_size(loaded, vocab_size)
     with Live(sys.stderr) as live:
         chosen = vocabulary.choose_vocabulary(
