@@ -23,7 +23,6 @@ import torch
 from torch.utils.data import Dataset
 
 from eyas.errors import ConfigError
-from eyas.export.rows import is_complete
 from eyas.library import id_lists
 from eyas.store import TRACES, Run
 from eyas.store.files import disk_errors
@@ -77,7 +76,12 @@ class TraceDataset(Dataset):  # type: ignore[misc]
 
     def _take(self, batch: Any, file: Any, prompts: array[int], lengths: array[int]) -> Any:
         """Write a batch's ids; returns the names of the rows that were taken."""
-        complete = is_complete(batch)
+        ends = zip(
+            batch.column("finish_reason").to_pylist(),
+            batch.column("marks").to_pylist(),
+            strict=True,
+        )
+        complete = [reason == "stop" or "eos_at_cap" in marks for reason, marks in ends]
         pairs = zip(id_lists(batch, "prompt_ids"), id_lists(batch, "output_ids"), strict=True)
         taken: list[int] = []
         for number, (prompt, output) in enumerate(pairs):
