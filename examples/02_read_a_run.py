@@ -1,4 +1,4 @@
-"""Read a run with DuckDB and polars. The Parquet parts alone are a data set.
+"""Read a run with DuckDB, polars, Arrow and eyas. The Parquet parts alone are a data set.
 
     python examples/02_read_a_run.py [RUN]
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from some_run import given_or_captured
 
-from eyas import Run
+from eyas import open_run
 
 QUERY = """
     SELECT finish_reason,
@@ -47,11 +47,14 @@ def with_polars(parts: str) -> None:
 
 
 def with_eyas(run: Path) -> None:
-    """Derive what trainers want; it is not stored."""
-    for trace in Run(run).traces():
+    """Derive what trainers want; it is not stored. Works while the run is written, too."""
+    opened = open_run(run)
+    for trace in opened:
         input_ids, loss_mask = trace.input_ids, trace.loss_mask
         print(f"{trace.id}: {len(input_ids)} input_ids, {sum(loss_mask)} of them supervised")
         break
+    table = opened.arrow(["id", "input_ids", "loss_mask"]).read_all()
+    print(f"Arrow: {table.num_rows} rows of {', '.join(table.column_names)}")
 
 
 def main() -> int:
