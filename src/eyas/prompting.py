@@ -22,6 +22,7 @@ from eyas.tokens.answers import (
     drifted,
     generated_ids,
     outline,
+    outline_behind,
     put_words,
     shown_ids,
 )
@@ -182,12 +183,19 @@ class Prompting:
         last = max(at for at, m in enumerate(chat.messages) if m["role"] == "assistant")
         marked, words = put_words(chat.messages, last)
         shape, tail, fault = None, None, ""
+        ends = mode.ends | self.profile.stop_ids
         try:
-            text = self._text(replace(chat, messages=marked))
-            shape = outline(text, words, self.tokenizer, mode.ends | self.profile.stop_ids)
+            try:
+                text = self._text(replace(chat, messages=marked))
+                shape = outline(text, words, self.tokenizer, ends)
+            except TemplateRefusal as error:  # it takes the real answer, and not another one
+                fault = str(error)
+            if shape is None and chat.messages[last].get("tool_calls"):
+                marked = chat.messages
+                shape = self._outline_behind(chat, last, whole.text, ends)
             if self.history == "tokens":
                 tail, fault = self._tail(chat, last, shape, marked)
-        except TemplateRefusal as error:  # it takes the real answer, and not another one
+        except TemplateRefusal as error:
             fault = str(error)
         shown = None if shape is None else shown_ids(shape, whole)
         return Later(whole.ids, shown, tail, fault, mode.end_begins_message)
@@ -208,6 +216,14 @@ class Prompting:
                 return Refusal("history_not_kept", later.fault)
             ids = [*prompt_ids, *output_ids, *later.between(output_ids[-1])]
         return Prompt(ids, self.drifted(generated, later.shown))
+
+    def _outline_behind(
+        self, chat: Chat, last: int, text: str, ends: frozenset[int]
+    ) -> Outline | None:
+        """The outline of calls that stand alone, by the prompt that they answered."""
+        before = self._text(replace(chat, messages=chat.messages[:last]))
+        reasons = bool(str(chat.messages[last].get("reasoning_content") or "").strip())
+        return outline_behind(before, text, self.tokenizer, self.profile, ends, reasons=reasons)
 
     def _tail(
         self, chat: Chat, last: int, shape: Outline | None, marked: list[Message]

@@ -103,6 +103,25 @@ XML = (
     + _TAIL
 )
 
+
+def listed(calls: list[tuple[str, dict[str, Any], str]]) -> str:
+    """As `LIST` writes calls."""
+    said = [
+        json.dumps({"name": name, "arguments": arguments})[:-1] + f', "id": "{call_id}"}}'
+        for name, arguments, call_id in calls
+    ]
+    return f"[CALLS][{', '.join(said)}]"
+
+
+def parted(calls: list[tuple[str, dict[str, Any], str]]) -> str:
+    """As `PARTED` does."""
+    said = "".join(
+        f"<|call|>{name}<|arguments|>{json.dumps(arguments)}<|call_end|>"
+        for name, arguments, _ in calls
+    )
+    return f"<|calls|>{said}<|calls_end|>"
+
+
 SMALL = Family("small", "", "", hermes, "<|end|>", glue="\n")
 
 

@@ -180,7 +180,7 @@ def test_results_are_given_to_calls_in_any_order(
     )
     called = {turn for turn in got.traces if "tool_calls" in got.marks(turn)}
     assert called == {*range(len(first)), len(first) + 1}
-    assert not any("role_header" in trace.marks for trace in got.traces.values())
+    assert not any({"role_header", "history_drift"} & set(t.marks) for t in got.traces.values())
     assert got.verified() == []
 
 
@@ -253,6 +253,25 @@ def test_a_call_that_cannot_be_read_ends_the_conversation(
     assert got.marks(0) >= {"tool_call_unread"}
     assert set(got.reasons.values()) == {"tool_call_unread"}
     assert (got.summary.input, got.summary.done, got.summary.rejected) == (5, 1, 4)
+
+
+def test_calls_that_come_back_with_other_ids_are_marked(
+    family: Family, home: Home, tmp_path: Path
+) -> None:
+    """Written without spaces, which the template puts into arguments that it is given as objects."""
+    spelled = family.called([("get_weather", ROME)], 0)
+    other = spelled.replace('": ', '":')
+    if other == spelled:
+        pytest.skip("its calls hold no JSON")
+    script = {FIRST: lambda _: other, RAINY: "Rain.", SECOND: "?", THIRD: "Bye."}
+    got = Capture(family, home, tmp_path, script)
+    drifts = [turn for turn in sorted(got.traces) if "history_drift" in got.marks(turn)]
+    if family.as_text:  # the target's own spelling is given back
+        assert drifts == []
+    else:
+        assert drifts == [turn for turn in sorted(got.traces) if turn]
+    assert len(got.traces) > 1
+    assert got.verified() == []
 
 
 def test_content_beside_calls_is_put_together_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ from eyas.merge import merge_runs
 from eyas.store import Ledger
 from eyas.verify.run import verify_run
 from fault_server import Answer, Fault, FaultServer, Policy
-from tools.small import SMALL, call, small_home, tool
-from tools.talking import Home, Talker
+from tools.small import BARE, HERMES, LIST, PARTED, SMALL, call, listed, parted, small_home, tool
+from tools.talking import Home, Talker, llama
 
 TOOLS = [tool("look", "at"), tool("count")]
 
@@ -348,6 +349,40 @@ def test_refused_turns_are_done_again(desk: Desk, command: str, tmp_path: Path) 
     assert (figures["input"], figures["done"], figures["rejected"]) == (5, 4, 1), done.stderr
     assert desk.rows["c0/0/4"][0] == "no_tool_call"
     assert desk.verified() == []
+
+
+SHAPES = {
+    "content beside calls": (SMALL, HERMES),
+    "a call alone": (replace(SMALL, call=llama, parallel=False, content=False), BARE),
+    "a list alone": (replace(SMALL, call=listed, content=False), LIST),
+    "parts": (replace(SMALL, call=parted, as_text=True, glue=""), PARTED),
+}
+
+
+@pytest.mark.parametrize("history", ["served", "full", "tokens"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_calls_under_each_history_policy(shape: str, history: str, tmp_path: Path) -> None:
+    """These templates are append-only, and the target writes calls as they do: nothing drifts."""
+    family, template = SHAPES[shape]
+    home = small_home(tmp_path / "home", template)
+    with FaultServer(Talker(home, family, SCRIPT)) as server:
+        rows = [{"id": "c", "messages": RECORDED, "tools": TOOLS}]
+        prompts = write_prompts(tmp_path / "p.jsonl", rows)
+        config = {"tokenizer": str(home.folder), "history": history}
+        summary = capture_from(server, prompts, tmp_path / "run", **config)
+    assert counts(summary) == (6, 6, 0, 0), summary.reasons
+    whole: list[int] = []
+    messages: list[dict[str, Any]] = []
+    for trace in sorted(Run(tmp_path / "run").traces(), key=lambda trace: trace.turn):
+        assert "history_drift" not in trace.marks
+        assert trace.prompt_ids[: len(whole)] == whole
+        whole = trace.input_ids
+        messages = json.loads(trace.messages or "")
+        assert trace.prompt_ids == home.render(messages, tools=TOOLS)
+    assert sum(message["role"] == "tool" for message in messages) == 3
+    findings = Findings()
+    verify_run(Run(tmp_path / "run"), home.tokenizer, findings)
+    assert not findings.failed, findings.of("failed")
 
 
 def test_an_exchanged_answer_is_found(desk: Desk) -> None:

@@ -87,13 +87,53 @@ def outline(text: str, words: Words, tokenizer: Tokenizer, ends: frozenset[int])
     middle = None
     if words.reasoning is not None and words.reasoning in before:
         before, _, middle = before.rpartition(words.reasoning)
-    end = None
-    for control in tokenizer.control_pattern.finditer(after) if tokenizer.control_pattern else ():
-        index = tokenizer.control[control.group()]
-        if index in ends:
-            end, after = index, after[control.start() :]
-            break
-    return Outline(before, middle, after, end)
+    at, end = _first_end(after, 0, tokenizer, ends)
+    return Outline(before, middle, after if end is None else after[at:], end)
+
+
+def outline_behind(
+    before: str,
+    text: str,
+    tokenizer: Tokenizer,
+    profile: Profile,
+    ends: frozenset[int],
+    *,
+    reasons: bool,
+) -> Outline | None:
+    """`outline` of an answer that calls tools, beside which the template shows no content.
+
+    None where what the template makes of the messages does not begin with the earlier prompt.
+
+    Args:
+        before: the earlier prompt.
+        text: what the template makes of the messages as they are.
+        reasons: whether the answer has a reasoning.
+    """
+    if not text.startswith(before):
+        return None
+    start, middle = len(before), None
+    begun = start
+    if reasons and profile.opener is not None and profile.closer is not None:
+        opened = start + len(text[start:]) - len(text[start:].lstrip())
+        if text.startswith(profile.opener.text, opened):
+            start = opened + len(profile.opener.text)
+        closed = text.find(profile.closer.text, start)
+        if closed >= 0:
+            middle, begun = profile.closer.text, closed + len(profile.closer.text)
+    at, end = _first_end(text, begun, tokenizer, ends)
+    return None if end is None else Outline(text[:start], middle, text[at:], end)
+
+
+def _first_end(
+    text: str, start: int, tokenizer: Tokenizer, ends: frozenset[int]
+) -> tuple[int, int | None]:
+    """Where the first control string stands that ends a turn, and its id; None without one."""
+    for control in (
+        tokenizer.control_pattern.finditer(text, start) if tokenizer.control_pattern else ()
+    ):
+        if (index := tokenizer.control[control.group()]) in ends:
+            return control.start(), index
+    return len(text), None
 
 
 def shown_ids(shape: Outline, prompt: Encoded) -> AnswerIds | None:
