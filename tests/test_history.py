@@ -184,7 +184,12 @@ def test_answers_with_other_ids_are_marked_from_then_on(
     figures = run_stats(Run(tmp_path / "run"))
     assert 0 < drifted < 28
     assert (figures["later_turns"], figures["history_drift"]) == (28, drifted)
-    assert f"{drifted} of 28 later turns" in run_eyas("stats", str(tmp_path / "run")).stdout
+    shown = run_eyas("stats", str(tmp_path / "run")).stdout
+    share = f"{drifted / 28:.1%}"
+    assert (
+        f"drift      {drifted} of 28 later turns ({share}) show an answer with other ids" in shown
+    )
+    assert "turns      0 4, 1 4, 2 4, 3 4, 4 4, 5 4, 6 4, 7 4\n" in shown
     assert not verified(tmp_path / "run", set_up.directory).failed
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from capturing import capture_from, config_for, numbered, paired, write_prompts
 from eyas import Run, capture
+from eyas.cli.stats import _few
 from eyas.stats import Lengths, run_stats
 from fault_server import Answer, Fault, FaultServer, Target
 
@@ -25,6 +26,12 @@ def test_quantiles_are_those_of_the_sorted_list(lengths: list[int]) -> None:
     for name, percent in (("p50", 50), ("p90", 90), ("p99", 99), ("max", 100)):
         rank = max(1, -(-len(ordered) * percent // 100))
         assert figures[name] == ordered[rank - 1]
+
+
+def test_later_turns_of_long_conversations_are_shown_together() -> None:
+    turns = {str(turn): 40 - turn for turn in range(33)}
+    assert _few(turns) == {**{str(t): 40 - t for t in range(7)}, "7-32": sum(range(8, 34))}
+    assert _few({"0": 2}) == {"0": 2}
 
 
 def test_nothing_has_figures_too() -> None:

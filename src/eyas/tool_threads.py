@@ -7,7 +7,9 @@ and those in which a call is answered that the recording did not answer there.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import orjson
 
 from eyas.conversation import Conversation
 from eyas.prompting import Refusal
@@ -116,10 +118,18 @@ def after_answer(answer: Answer, steps: Steps, policy: Policy) -> After:
         function = missing[0]["function"]
         detail = (
             f"the target calls {function['name']} with "
-            f"{str(function['arguments'])[:200]}, for which no result is recorded"
+            f"{_shown(function['arguments'])}, for which no result is recorded"
         )
         return After(answer, (*marks, MISSING), found, Refusal(MISSING, detail))
     return After(answer, marks, found)
+
+
+def _shown(arguments: Any) -> str:
+    """Arguments as JSON, the beginning of it."""
+    text = (
+        arguments if isinstance(arguments, str) else orjson.dumps(arguments, default=str).decode()
+    )
+    return text[:200]
 
 
 @dataclass(frozen=True, slots=True)

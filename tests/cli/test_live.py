@@ -278,8 +278,8 @@ def test_a_pipe_gets_a_line_now_and_then() -> None:
     for line in pipe.getvalue().splitlines():
         assert line.isprintable()
         assert "rows" in line
-    live.say("said at once")
-    assert pipe.getvalue().endswith("said at once\n")
+    live.say("said at once, by a command\nin two lines")
+    assert pipe.getvalue().endswith("\nsaid at once, by a command\\nin two lines\n")
 
 
 def test_one_line_says_what_matters() -> None:

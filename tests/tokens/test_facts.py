@@ -10,6 +10,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
+from eyas.findings import Findings
+from eyas.probe.facts import look_at_rendering
 from eyas.tokens import ChatTemplate, Tokenizer, build_profile
 from eyas.tokens.facts import TemplateFacts, template_facts
 from unmarked import without_markers
@@ -182,6 +184,24 @@ def test_a_date_is_seen_even_if_it_needs_tools(
     date = "{% if " + where + " %}{{ strftime_now('%Y') }}{% endif %}"
     facts = facts_of(source(before=date, other="m.content"), tokenizer)
     assert facts.shows_date is shown
+
+
+def test_a_day_of_the_templates_own_is_seen_with_its_switch(tokenizer: Tokenizer) -> None:
+    """Llama 3.1 prints 26 Jul 2024 for ever, unless it is told the day."""
+    own = (
+        "{%- if not date_string is defined -%}{%- set date_string = '26 Jul 2024' -%}{%- endif -%}"
+        "{{- 'Today: ' + date_string -}}"
+    )
+    said = "{%- for m in messages -%}{{- '<|user|>' + m.content + '<|end|>' -}}{%- endfor -%}"
+    for source, seen in ((own + said, ("date_string", "26 Jul 2024")), (said, None)):
+        template = ChatTemplate(source)
+        profile = build_profile(tokenizer, template)
+        facts = template_facts(tokenizer, template, profile)
+        assert (facts.date_switch, facts.shows_date) == (seen, False)
+        findings = Findings()
+        look_at_rendering(findings, tokenizer, template, facts)
+        said_of_it = [f.text for f in findings.items if f.name == "date"]
+        assert ("'26 Jul 2024', unless the switch date_string" in "".join(said_of_it)) is bool(seen)
 
 
 def test_roles_are_kept_dropped_or_refused(tokenizer: Tokenizer) -> None:

@@ -225,6 +225,7 @@ def test_ids_of_real_tokenizers(found: dict[str, TemplateFacts]) -> None:
     oss = found["gpt-oss"]
     assert (oss.turn_end_ids, oss.ends_differently, oss.shows_date) == ((200007,), True, True)
     assert found["Llama-3.1-Instruct"].bos_would_double
+    assert found["Llama-3.1-Instruct"].date_switch == ("date_string", "26 Jul 2024")
     assert found["GLM-4.6"].stop_is_role_marker and found["GLM-5.2"].stop_is_role_marker
     assert not any(f.stop_is_role_marker for m, f in found.items() if not m.startswith("GLM"))
 

@@ -48,7 +48,7 @@ class Live:
 
     def say(self, line: str) -> None:
         """Print one lasting line."""
-        self._screen.print(printable(line))
+        self._screen.print(printable(line).replace("\n", "\\n"))
 
     def update(self, progress: Progress) -> None:
         """Show where the capture stands."""

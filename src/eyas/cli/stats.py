@@ -30,6 +30,19 @@ def command(
     print(json.dumps(figures, indent=2)) if as_json else _print(figures)
 
 
+_TURNS = 8
+
+
+def _few(turns: dict[str, int]) -> dict[str, int]:
+    """Rows by turn, those of the later turns of long conversations together."""
+    if len(turns) <= _TURNS:
+        return turns
+    names = list(turns)
+    rest = names[_TURNS - 1 :]
+    together = {f"{rest[0]}-{rest[-1]}": sum(turns[name] for name in rest)}
+    return {name: turns[name] for name in names[: _TURNS - 1]} | together
+
+
 def _print(figures: dict[str, Any]) -> None:
     from eyas.cli.tokens import printable
 
@@ -44,7 +57,7 @@ def _print(figures: dict[str, Any]) -> None:
         ("finish", figures["finish_reasons"]),
         ("marks", figures["marks"]),
         ("refused", figures["rejected_reasons"]),
-        ("turns", figures["turns"]),
+        ("turns", _few(figures["turns"])),
         ("modes", figures["modes"]),
     ):
         if name == "modes" and len(counts) < 2:

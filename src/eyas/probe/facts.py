@@ -100,7 +100,16 @@ def _control_strings(findings: Findings, tokenizer: Tokenizer, template: ChatTem
 
 
 def _date(findings: Findings, template: ChatTemplate, facts: TemplateFacts) -> None:
+    name, fixed = facts.date_switch or ("", "")
     if not facts.shows_date and not facts.shows_time:
+        if name:
+            findings.add(
+                "date",
+                "note",
+                f"the template prints a day of its own, {fixed!r}, unless the switch {name} names "
+                "another",
+                switch=name,
+            )
         return
     what = "the day and the time" if facts.shows_time else "the day"
     at = " at midnight" if facts.shows_time else ""
@@ -108,7 +117,7 @@ def _date(findings: Findings, template: ChatTemplate, facts: TemplateFacts) -> N
         "date",
         "note",
         f"the template prints {what}; every prompt gets {template.date.isoformat()}{at} for the "
-        "whole run (--date)",
+        "whole run (--date)" + (f"; the switch {name} goes before it" if name else ""),
         date=template.date.isoformat(),
     )
 

@@ -56,6 +56,8 @@ class TemplateFacts:
     """Whether the prompt depends on the date, at least with tools or a system message."""
     shows_time: bool
     """Whether it depends on the time of day too; a run gives every prompt midnight."""
+    date_switch: tuple[str, str] | None
+    """A switch that is printed as the day, and what stands there without it (Llama 3.1)."""
     reasoning: str
     """``open``: the generation prompt ends inside the reasoning; ``closed``: behind it;
     ``generated``: the model writes the opener, or may; ``none``; ``unknown``."""
@@ -111,6 +113,7 @@ class TemplateFacts:
         fields["switches"] = [switch._asdict() for switch in self.switches]
         for name in ("opener_ids", "ignored_kwargs", "turn_end_ids"):
             fields[name] = list(fields[name])
+        fields["date_switch"] = list(self.date_switch) if self.date_switch else None
         fields["roles"] = dict(self.roles)
         fields["takes"] = self.takes.as_dict()
         return fields
@@ -134,6 +137,7 @@ def template_facts(tokenizer: Tokenizer, template: ChatTemplate, profile: Profil
         bos_would_double=bos[1],
         shows_date=_shows_clock(scenes, *_DAYS),
         shows_time=_shows_clock(scenes, *_TIMES),
+        date_switch=_date_switch(scenes),
         reasoning=reasoning,
         markers=markers,
         prompt_end=(prompt or "").rpartition(USER)[2] if USER in (prompt or "") else None,
@@ -181,6 +185,7 @@ def _bos(tokenizer: Tokenizer, profile: Profile, prompt: str | None) -> tuple[bo
 
 
 _DAYS = dt.datetime(2001, 2, 3, 4, 5, 6), dt.datetime(2019, 11, 28, 17, 48, 59)
+_DATE_SWITCHES = ("date_string", "current_date", "today", "datetime")
 _TIMES = dt.datetime(2001, 2, 3, 4, 5, 6), dt.datetime(2001, 2, 3, 17, 48, 59)
 
 
@@ -193,6 +198,20 @@ def _shows_clock(scenes: Scenes, *moments: dt.datetime) -> bool:
         if first != second:
             return True
     return False
+
+
+def _date_switch(scenes: Scenes) -> tuple[str, str] | None:
+    given = "qzday"
+    for name in _DATE_SWITCHES:
+        if name not in scenes.template.reads:
+            continue
+        after = scenes.under({name: given})
+        for messages in ([user()], [system(), user()]):
+            text, found, rest = (after.text(messages) or "").partition(given)
+            plain = scenes.text(messages)
+            if found and plain and plain.startswith(text) and plain.endswith(rest):
+                return name, plain[len(text) : len(plain) - len(rest)]
+    return None
 
 
 def _border_merges(tokenizer: Tokenizer, prompt: str) -> bool:
