@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from eyas.drift import DriftReport, measure_drift
     from eyas.engines import VLLM, Engine, Generation, LlamaCpp, Request, Sampling, SGLang
     from eyas.errors import EyasError
+    from eyas.export import ExportOptions, ExportReport, export_run
     from eyas.findings import Finding, Findings
     from eyas.library import OpenRun, open_run
     from eyas.loop import capture
@@ -44,6 +45,7 @@ _HOMES = {
     "drift": ("DriftReport", "measure_drift"),
     "engines": ("Engine", "Generation", "LlamaCpp", "Request", "SGLang", "Sampling", "VLLM"),
     "errors": ("EyasError",),
+    "export": ("ExportOptions", "ExportReport", "export_run"),
     "findings": ("Finding", "Findings"),
     "library": ("OpenRun", "open_run"),
     "loop": ("capture",),
@@ -68,6 +70,8 @@ __all__ = [
     "Conversation",
     "DriftReport",
     "Engine",
+    "ExportOptions",
+    "ExportReport",
     "EyasError",
     "Finding",
     "Findings",
@@ -94,6 +98,7 @@ __all__ = [
     "build_profile",
     "capture",
     "choose_vocabulary",
+    "export_run",
     "load_tokenizer",
     "measure_drift",
     "merge_runs",

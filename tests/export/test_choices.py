@@ -108,7 +108,6 @@ def test_longer_rows_are_dropped_or_cut_and_counted(
             why["too_few_supervised"] += 1
         else:
             wanted[trace.id] = short
-        if any(short.loss_mask):
             lost += len(row.input_ids) - len(short.input_ids)
     assert rows == wanted
     assert report.left_out == dict(why)

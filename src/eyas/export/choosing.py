@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from eyas.export.options import ANY, CUT, ExportOptions
 from eyas.export.report import ExportReport
 from eyas.export.rows import (
+    Numbers,
     cut,
     filtered,
     has_mark,
@@ -71,39 +72,34 @@ class Sieve:
     def pass_on(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The rows that go out, cut where that was asked for."""
         for rows in batches:
-            rows = self._shorten(rows)
-            ones = supervised(rows)
-            rows, ones = self._leave(rows, ones, ones > 0, "nothing_supervised")
+            rows, gone = self._shorten(rows)
+            rows, gone = self._leave(rows, gone, supervised(rows) > 0, "nothing_supervised")
             if self.options.min_supervised > 1:
-                enough = ones >= self.options.min_supervised
-                rows, _ = self._leave(rows, ones, enough, "too_few_supervised")
+                enough = supervised(rows) >= self.options.min_supervised
+                rows, gone = self._leave(rows, gone, enough, "too_few_supervised")
             if self.options.dedupe and len(rows):
-                rows, _ = self._leave(rows, ones, self._is_new(rows), "doubled")
+                rows, gone = self._leave(rows, gone, self._is_new(rows), "doubled")
+            self.report.cut += int((gone[0] > 0).sum())
+            self.report.cut_ids += int(gone[0].sum())
+            self.report.cut_supervised += int(gone[1].sum())
             if len(rows):
                 yield rows
 
-    def _leave(self, rows: Any, ones: Any, keep: Chosen, reason: str) -> tuple[Any, Any]:
+    def _leave(self, rows: Any, gone: Numbers, keep: Chosen, reason: str) -> tuple[Any, Numbers]:
         if keep.all():
-            return rows, ones
+            return rows, gone
         turns = rows.column("turns").to_numpy()
         self.report.leave_out(reason, int(turns[~keep].sum()))
-        return filtered(rows, keep), ones[keep]
+        return filtered(rows, keep), gone[:, keep]
 
-    def _shorten(self, rows: Any) -> Any:
-        most = self.options.max_length
-        if self.options.on_longer != CUT or most is None:
-            return rows
-        before = lengths(rows)
-        if not (before > most).any():
-            return rows
+    def _shorten(self, rows: Any) -> tuple[Any, Numbers]:
+        """The rows, and how many ids and supervised ids each has lost."""
+        most, before = self.options.max_length, lengths(rows)
+        if self.options.on_longer != CUT or most is None or not (before > most).any():
+            return rows, np.zeros((2, len(rows)), np.int64)
         ones = supervised(rows)
         rows = cut(rows, most)
-        left = supervised(rows)
-        stays = left > 0  # the others are left out, and counted there
-        self.report.cut += int((stays & (before > most)).sum())
-        self.report.cut_ids += int(np.maximum(before - most, 0)[stays].sum())
-        self.report.cut_supervised += int((ones - left)[stays].sum())
-        return rows
+        return rows, np.stack([before - lengths(rows), ones - supervised(rows)])
 
     def _is_new(self, rows: Any) -> Chosen:
         """Which rows were not there before; of equal ones in a batch the first is new."""

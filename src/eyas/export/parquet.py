@@ -67,7 +67,7 @@ class ParquetFile:
             # Nobody looks for rows by the least and largest of their ids.
             write_statistics=[f.name for f in self._schema if not pa.types.is_list(f.type)],
         )
-        self._most = min(_GROUP_BYTES, max(2**20, _HELD_BYTES // opening.sinks))
+        self._most = min(_GROUP_BYTES, max(2**18, _HELD_BYTES // opening.sinks))
         self._held: list[Any] = []
         self._bytes = 0
 

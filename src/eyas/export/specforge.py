@@ -19,7 +19,8 @@ FORM = Form(
     trainer=(
         "SpecForge cuts rows on the right at its max_length and then drops those with fewer "
         "supervised ids than min_loss_tokens; it keeps the order and ignores other columns",
-        "SpecForge sets the mask's last position to 0 when it has the hidden states: a row's last "
-        "id, its stop id, is learnt as a target but starts nothing",
+        "SpecForge takes the mask at the place that predicts an id, so that the first id of each "
+        "answer is not learnt, and sets its last entry to 0 (the stop id is learnt from the place "
+        "before it)",
     ),
 )
