@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,17 @@ from eyas.errors import ConfigError, DamagedRun
 from eyas.id_counts import Counts, count_ids
 from eyas.run_target import open_run_target
 from eyas.store import Run
+from eyas.store.files import write_atomically
 from eyas.tokens import Tokenizer, load_tokenizer
 from eyas.trace import Trace
-from eyas.vocabulary import choose, embedding_size, indispensable, other_sizes
+from eyas.vocabulary import (
+    choose,
+    choose_vocabulary,
+    embedding_size,
+    indispensable,
+    other_sizes,
+    write,
+)
 from fault_server import CLOSER, END, OPENER
 from tools.small import small_home
 from writing import trace_of, write_run
@@ -215,6 +224,29 @@ def test_counts_of_an_export_stay(tmp_path: Path) -> None:
     assert "token_freq.pt was there already" in done.stdout
     assert (out / "token_freq.pt").read_bytes() == before
     assert (out / "d2t-300.npy").exists()
+
+
+def test_a_crash_never_mixes_two_maps(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(write_run(tmp_path / "run", rows(30)))
+    target = open_run_target(run, tokenizer)
+    write(choose_vocabulary(run, target, 300), tmp_path / "v", {})
+    other = choose_vocabulary(run, target, 300, only="stop")
+    calls: list[Path] = []
+
+    def dying(path: Path, save: Callable[[Path], None]) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        write_atomically(path, save)
+
+    monkeypatch.setattr("eyas.vocabulary.write_atomically", dying)
+    with pytest.raises(KeyboardInterrupt):
+        write(other, tmp_path / "v", {}, overwrite=True)
+    left = {path.name for path in (tmp_path / "v").iterdir()}
+    assert left == {"d2t-300.npy", "token_freq.pt"}
+    assert (np.load(tmp_path / "v" / "d2t-300.npy") == other.d2t).all()
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -271,6 +271,8 @@ def write(
         )
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
+        for name in there:  # what a crash leaves lacks files, and never mixes two maps
+            (out / name).unlink()
     counts = vocabulary.counts.of()
     frequencies = {int(i): int(counts[i]) for i in np.flatnonzero(counts)}
     tensors: dict[str, torch_file.Tensor] = {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
