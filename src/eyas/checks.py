@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from eyas.engines.base import Generation
-from eyas.ids import as_list, first_bad, pack
+from eyas.ids import Ids, Packed, as_list, first_bad, pack
 from eyas.tokens import Profile, Tokenizer
 
 REFUSALS: dict[str, str] = {
@@ -127,18 +127,21 @@ class Checker:
         )
         if refusal is not None:
             return Verdict(*refusal)
-        notable, ids = self._notable_in(generation.output_ids), as_list(generation.output_ids)
-        if notable is None:
+        packed, ids = pack(generation.output_ids), as_list(generation.output_ids)
+        if packed is None or packed.max() >= self.profile.vocab_size:
             return Verdict(*self._bad_id(ids))
+        notable = self._notable_in(packed)
         if max_new_tokens is not None and len(ids) > max_new_tokens:
             refusal = "budget", f"{len(ids)} output ids came; {max_new_tokens} were asked for"
             return Verdict(*refusal)
-        refusal = self._stop(generation, ids, notable) or self._second_account(generation, ids)
+        refusal = self._stop(generation, ids, notable) or self._second_account(
+            generation, ids, packed
+        )
         if refusal is not None:
             return Verdict(*refusal)
         if before:
             ids = [*before, *ids]
-            notable = self._notable_in(ids) or []
+            notable = self._notable_in(np.array(ids, np.uint32))
         return self._mark(prompt_ids, generation, ids, notable)
 
     def _finish(self, g: Generation) -> tuple[str, str] | None:
@@ -195,11 +198,8 @@ class Checker:
         table[[i for i in wanted if 0 <= i < profile.vocab_size]] = True
         return table
 
-    def _notable_in(self, ids: Sequence[int]) -> list[int] | None:
-        """The positions of ids that mean something; None if an item is no id at all."""
-        packed = pack(ids)
-        if packed is None or packed.max() >= self.profile.vocab_size:
-            return None
+    def _notable_in(self, packed: Packed) -> list[int]:
+        """The positions of ids that mean something."""
         places: list[int] = self._notable.take(packed).nonzero()[0].tolist()
         return places
 
@@ -235,14 +235,16 @@ class Checker:
                 )
         return None
 
-    def _second_account(self, g: Generation, ids: list[int]) -> tuple[str, str] | None:
+    def _second_account(
+        self, g: Generation, ids: list[int], packed: Packed
+    ) -> tuple[str, str] | None:
         if self.want_logprobs and (g.logprob_ids is None or g.logprobs is None):
             return "no_logprobs", "log-probabilities were asked for, and the engine gave none"
         if g.logprob_ids is not None and g.logprob_ids != ids:
             at = first_difference(ids, g.logprob_ids)
             return "logprob_ids", f"log-probabilities and output ids differ at output id {at}"
         told = g.text is not None and (g.text or g.writes_text)
-        if told and g.text is not None and not self._same_text(g, ids):
+        if told and g.text is not None and not self._same_text(g, ids, packed):
             ours = self.tokenizer.decode(ids)
             at = first_difference(ours, g.text)
             return "text", (
@@ -251,14 +253,14 @@ class Checker:
             )
         return None
 
-    def _same_text(self, g: Generation, ids: list[int]) -> bool:
+    def _same_text(self, g: Generation, ids: list[int], packed: Packed) -> bool:
         """Whether the engine's text is one of the ways in which engines decode these ids.
 
         An id that it stopped at is trimmed, or shown if it is a control string; special ids are
         shown or skipped; unfinished characters may have become any number of U+FFFD, or nothing.
         """
         text, ended = g.text or "", g.finish_reason == "stop"
-        whole, last = self.tokenizer.join(ids), self.tokenizer.join(ids[-1:])
+        whole, last = self.tokenizer.join(Ids(packed)), self.tokenizer.join(ids[-1:])
         likely = whole[: len(whole) - len(last)] if ended else whole
         if text.encode("utf-8", "surrogatepass") == likely:
             if not self._plain_text and self._with_spaces(text) != text:
@@ -344,8 +346,8 @@ class Checker:
             first, last = profile.content_span(
                 self.tokenizer, ids, after - len(prompt_ids), len(ids) - 1
             )
-            if all(not self.tokenizer.join(ids[at : at + 64]).strip()
-                   for at in range(first, last, 64)):  # fmt: skip
+            if all(not self.tokenizer.join(ids[at : at + 8]).strip()
+                   for at in range(first, last, 8)):  # fmt: skip
                 marks.append("empty_answer")
         if closers > (start is not None):
             marks.append("second_closer")

@@ -15,7 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from eyas.errors import TokenizerError
+from eyas.ids import Ids
 from eyas.tokens.model_files import (
     MODEL_FILES,
     ModelFiles,
@@ -146,6 +149,9 @@ class Tokenizer:
         if table is None:
             return self.backend.decode(list(ids), skip_special_tokens=False).encode()
         try:
+            if isinstance(ids, Ids):
+                found: list[bytes] = self._byte_array.take(ids.packed).tolist()
+                return b"".join(found)
             return b"".join(map(table.__getitem__, ids))
         except IndexError:
             return b"".join(table[i] if 0 <= i < len(table) else b"" for i in ids)
@@ -230,6 +236,11 @@ class Tokenizer:
         if joined != self.backend.decode(sample, skip_special_tokens=False):
             return None
         return table
+
+    @cached_property
+    def _byte_array(self) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
+        """The same as an array, from which packed ids take theirs in half the time."""
+        return np.array([*(self._bytes or ()), None], np.object_)[:-1]  # None: not one of strings
 
     def check_control_strings(self) -> None:
         """Raise TokenizerError unless every control string is one id when encoded."""
