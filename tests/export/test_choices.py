@@ -211,6 +211,7 @@ def test_refused_rows_are_counted_and_not_there(tmp_path: Path) -> None:
         ({"mask": "none"}, "--mask none is not known; there is all, last-turn, no-reasoning"),
         ({"drop_marked": ("lop",)}, "--drop-marked lop is not known; there is truncated"),
         ({"columns": ("turn", "ids")}, "--columns ids is not known; there is conversation_id"),
+        ({"columns": ("turn", "marks", "turn")}, "--columns names turn twice"),
         ({"max_length": 0}, "--max-length 0: it must be 1 or more"),
         ({"shards": 0}, "--shards 0: it must be 1 or more"),
         ({"shards": 10**6}, "at most"),

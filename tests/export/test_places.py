@@ -153,6 +153,23 @@ def test_a_killed_export_leaves_no_result_and_the_next_one_cleans_up(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "run"]
 
 
+def test_two_exports_to_one_place(run: Path, tmp_path: Path) -> None:
+    """The second one is refused, and the first one goes on as if nothing had been."""
+    out, refused = tmp_path / "out", []
+
+    def second(_: int) -> None:
+        shown = run_eyas("export", str(run), "--to", "hf", "--out", str(out), "--overwrite")
+        refused.append((shown.returncode, shown.stderr))
+
+    report = export_run(run, to="hf", out=out, on_rows=second)
+    assert {code for code, _ in refused} == {2}
+    assert all("another export writes" in said for _, said in refused)
+    assert len(read_rows(out)) == report.rows
+    assert (
+        run_eyas("export", str(run), "--to", "hf", "--out", str(out), "--overwrite").returncode == 0
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_an_export_that_is_told_to_end_leaves_nothing(
     number: int, run: Path, tmp_path: Path

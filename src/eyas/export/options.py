@@ -64,6 +64,8 @@ class ExportOptions:
             _one_of("--drop-marked", name, (*MARKS, ANY))
         for name in self.columns:
             _one_of("--columns", name, COLUMNS)
+        if len(set(self.columns)) < len(self.columns):
+            raise ConfigError(f"--columns names {max(self.columns, key=self.columns.count)} twice")
         for option, number in (
             ("--max-length", self.max_length),
             ("--min-supervised-tokens", self.min_supervised),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,10 +65,13 @@ def staged(target: Path, *, is_directory: bool, keep: bool = True) -> Iterator[S
         DiskFull: a write failed.
     """
     aside = target.with_name(f".{target.name}.tmp")
-    with disk_errors(target):
-        _put_back(aside, target)
+    with disk_errors(target), ExitStack() as held:
+        if aside.is_dir():
+            _hold(aside, target, held)  # nobody does: its process is dead
+            _put_back(aside, target)
         _remove(aside)
         aside.mkdir()
+        _hold(aside, target, held)
         try:
             stage = Stage(aside / "made" / target.name, aside / "spool")
             stage.path.parent.mkdir()
@@ -89,6 +92,24 @@ def staged(target: Path, *, is_directory: bool, keep: bool = True) -> Iterator[S
             _remove(aside)
             raise
         _remove(aside)
+
+
+def _hold(aside: Path, target: Path, held: ExitStack) -> None:
+    """Take a hidden directory for this process, for as long as it lives.
+
+    Raises:
+        ConfigError: another process has it.
+    """
+    handle = os.open(aside, os.O_RDONLY)
+    held.callback(os.close, handle)
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(f"another export writes {target} at this moment; wait for it") from error
+    except (ImportError, OSError):  # no such locks here
+        pass
 
 
 def _put_back(aside: Path, target: Path) -> None:
