@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +95,18 @@ class Family:
         """Its files in a folder of their own."""
         source = shared / "tokenizers" / self.base
         template = (shared / "templates" / f"{self.template}.jinja").read_text(encoding="utf-8")
-        plain = load_tokenizer(str(source))
-        backend = Backend.from_str(plain.backend.to_str())
-        missing = [text for text in self.added if text not in plain.control]
-        backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in missing])
+        plain = _loaded(str(source))
+        backend = plain.backend
+        if missing := [text for text in self.added if text not in plain.control]:
+            backend = Backend.from_str(plain.backend.to_str())
+            more = [AddedToken(text, normalized=False, special=True) for text in missing]
+            backend.add_special_tokens(more)
         special = dict(plain.special_tokens_map)
         return make_home(folder, backend, special, template, [self.end, self.call_end or self.end])
+
+
+_loaded = lru_cache(maxsize=2)(load_tokenizer)
+"""Large vocabularies take seconds to load; several families share one."""
 
 
 @dataclass

@@ -86,6 +86,12 @@ def home(
     return family.prepare(request.getfixturevalue("shared"), folder)
 
 
+@pytest.fixture(autouse=True)
+def loaded_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large vocabulary takes seconds to load, and each capture would do so."""
+    monkeypatch.setattr("eyas.target.load_tokenizer", lambda *_, **__: home.tokenizer)
+
+
 class Capture:
     """One conversation captured, and what transformers says of each of its prompts."""
 
