@@ -178,6 +178,31 @@ def test_calls_that_nothing_reads_are_seen_where_a_control_string_begins_them() 
     assert "shows no results" in (found.fault or "")
 
 
+@pytest.mark.parametrize(
+    ("said", "call"),
+    [
+        ('<tool_call>\n{"name": "look"', True),
+        ("Well.<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0", True),
+        ("<｜tool▁calls▁begin｜>", True),
+        ("<minimax:tool_call>", True),
+        ('[TOOL_CALLS][{"name"', True),
+        ("<function=look>", True),
+        ('{"name": "look", "arguments": {}}', True),
+        ("<|python_tag|>look()", True),
+        ("I call no tool, and a function call is what you want.", False),
+        ('{"name": "Ada", "age": 36}', False),
+        ('An example: {"name": "look", "arguments": {}}', False),
+    ],
+)
+@pytest.mark.parametrize("template", [small.NO_CALLS, small.XML], ids=["no calls", "unknown"])
+def test_usual_calls_are_seen_where_nothing_reads_the_targets(
+    template: str, said: str, call: bool
+) -> None:
+    found = read(template, f"{said}<|end|>")
+    assert found.calls == ()
+    assert ("looks like the beginning of a call" in (found.fault or "")) is call
+
+
 def test_a_template_may_show_no_definitions() -> None:
     _, form = form_of(small.NO_TOOLS)
     assert (form.shows_tools, form.problem) == (False, None)

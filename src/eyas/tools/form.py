@@ -6,6 +6,7 @@ and arguments, several in one answer included where the template can write them.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,8 +85,18 @@ class ToolForm:
             return (
                 f"{tokenizer.name(last)} ends the answer as it ends calls, and none was read{why}"
             )
+        if self.reader is None and (found := _CALL.search(tokenizer.decode(output_ids[after:]))):
+            return f"{found.group().strip()!r} looks like the beginning of a call{why}"
         return None
 
+
+_CALL = re.compile(
+    r"<[|｜]?(?:[\w-]+:)?(?:tool|function)[_▁]?calls?(?![a-z])|\[TOOL_CALLS\]|<\|python_tag\|>|<function=\w"
+    r"|\A\s*\[?\{\s*\"name\"\s*:\s*\"[^\"]+\"\s*,\s*\"(?:arguments|parameters)\"",
+    re.IGNORECASE,
+)
+"""How calls begin in the usual formats. Only where nothing reads the target's: so that an answer
+which calls is not taken for one that does not."""
 
 _LOCK = threading.Lock()
 
