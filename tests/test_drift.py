@@ -45,6 +45,10 @@ ENDS_OTHERWISE = template(
     "{{- '<|assistant|><think>' + m.reasoning_content + '</think>' + m.content + '<|system|>' -}}"
 )
 ADDS = template("{{- '<|assistant|><think></think>' + m.content + '<|end|>' -}}", "<|assistant|>")
+SQUEEZES = template(
+    "{{- '<|assistant|><think>' + (m.reasoning_content | replace('\\n\\n', '\\n')) + '</think>' "
+    "+ m.content + '<|end|>' -}}"
+)
 BARE = template("{{- '<|assistant|>a' + m.content[1:] + '<|end|>' -}}", "<|assistant|>a")
 
 
@@ -122,6 +126,7 @@ def test_what_survives_is_not_counted(tmp_path: Path) -> None:
     [
         (KEEPS, "It is.</think>So. \n<|end|>", None, "space"),
         (KEEPS, " \nIt is.</think>So.<|end|>", None, "space"),
+        (SQUEEZES, "It is.\n\nSo be it.\n\nOr not.</think>So.<|end|>", None, "space"),
         (DROPS, "It is.</think>So.<|end|>", None, "reasoning_left_out"),
         (UNMARKED, "It is.</think>So.<|end|>", None, "reasoning_left_out"),
         (UNMARKED, "</think>So.<|end|>", None, "marker_lost"),
@@ -184,6 +189,7 @@ def test_the_same_text_in_other_pieces(tmp_path: Path) -> None:
     [
         ("<|user|>", "text_to_control"),
         (b"\xe6", "unfinished_character"),
+        (b"\xef", "unfinished_character"),
         (600, "no_text"),
     ],
 )
@@ -199,7 +205,8 @@ def test_ids_that_text_cannot_say(odd: Any, cause: str, tmp_path: Path) -> None:
             ids = [odd]
     report = at.measure([*at.ids("It is.</think>So"), *ids, *at.ids(".<|end|>")])
     assert causes(report) == dict.fromkeys(report.ways, cause)
-    assert all(way.ids_lost == len(ids) for way in report.ways.values())
+    lost = 0 if odd == b"\xef" else len(ids)  # U+FFFD begins with that very byte
+    assert {way.ids_lost for way in report.ways.values()} == {lost}
 
 
 def test_one_id_across_the_border(tmp_path: Path) -> None:

@@ -136,14 +136,19 @@ def _of_reasoning(prompting: Prompting, parting: _Parting) -> str | None:
     markers = [marker for marker in (profile.opener, profile.closer) if marker is not None]
     if row.reasoning is not None:
         start, end = row.reasoning
-        left = decode(parting.ids[max(parting.at, start) : end]).strip()[-_TAIL:]
-        if left and left not in decode(parting.again[max(0, parting.at - _WINDOW) :]):
+        left = _squeezed(decode(parting.ids[max(parting.at, start) : end]))[-_TAIL:]
+        if left and left not in _squeezed(decode(parting.again[max(0, parting.at - _WINDOW) :])):
             return "reasoning_left_out"
     if any(_stands(marker, parting.ids, parting.at, parting.here) for marker in markers):
         return "marker_lost"
     if any(_stands(marker, parting.again, parting.at, parting.there) for marker in markers):
         return "marker_added"
     return None
+
+
+def _squeezed(text: str) -> str:
+    """A text without its white space, which a template may change as well."""
+    return "".join(text.split())
 
 
 def _stands(marker: Marker, ids: Sequence[int], at: int, follows: bytes) -> bool:
@@ -180,7 +185,10 @@ def _of_the_text(prompting: Prompting, parting: _Parting, answer: Message | None
     other = b"" if back is None else tokenizer.join([back])
     if not mine:
         return "no_text"
-    if parting.there[parting.common :].startswith(_REPLACED) or other == _REPLACED:
+    near = slice(max(0, parting.at - 2), parting.at + 3)  # its first bytes may be ids before
+    if _REPLACED in tokenizer.join(parting.again[near]) and _REPLACED not in tokenizer.join(
+        parting.ids[near]
+    ):
         return "unfinished_character"
     if parting.common >= max(len(mine), len(other)) and back is not None:
         if back in control and given not in control:
