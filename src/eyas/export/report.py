@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eyas.export.rows import first_supervised, lengths, supervised
+from eyas.export.rows import cut, filtered, first_supervised, lengths, supervised
 
 REASONS = {
     "truncated": "cut at the token budget (--only stop)",
@@ -109,8 +109,6 @@ class Tally:
         values, counts = np.unique(ids, return_counts=True)
         self._lengths.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
         if self._cuts_at is not None and (over := ids > self._cuts_at).any():
-            from eyas.export.rows import cut, filtered
-
             longer = filtered(rows, over)
             left = supervised(cut(longer, self._cuts_at))
             self._cut["rows"] += len(longer)
