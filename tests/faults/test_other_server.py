@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from capturing import capture_from, check_run, numbered, write_prompts
-from eyas import Run
+from capturing import capture_from, check_run, config_for, numbered, write_prompts
+from eyas import Run, capture
 from eyas.engines import roster
 from eyas.errors import FingerprintError
 from fault_server import Answer, Fault, FaultServer, Target
@@ -50,7 +50,7 @@ def test_after_a_restart(
 
     prompts = write_prompts(tmp_path / "p.jsonl", numbered(60))
     with FaultServer(target, policy=policy, info=dict(INFO), delay_s=0.01) as server:
-        summary = capture_from(server, prompts, tmp_path / "run", concurrency=4)
+        summary = capture_from(server, prompts, tmp_path / "run", concurrency=4, give_up_after=0.2)
         assert 0 < summary.done < 60
         assert (summary.rejected, summary.exit_code) == (0, 4)
         assert said in (summary.stopped or "")
@@ -62,3 +62,38 @@ def test_after_a_restart(
     assert (again.done, again.rejected, again.pending) == (60, 0, 0)
     assert {trace.weight_version for trace in Run(tmp_path / "run").traces()} == {"a"}
     check_run(target, tmp_path / "run", again)
+
+
+@pytest.mark.parametrize("instead", [{"model_path": "n"}, {"weight_version": "b"}])
+def test_it_is_waited_for_until_it_is_what_it_was(
+    instead: dict[str, object], target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as `--give-up-after` says."""
+    monkeypatch.setattr(roster, "FIRST_PAUSE_S", 0.02)
+    said: list[str] = []
+    asked_then: list[int] = []
+    crashed: list[int] = []
+
+    def policy(_: Answer, honest: Answer) -> Fault | None:
+        honest["meta_info"]["weight_version"] = server.info["weight_version"]  # type: ignore[index]
+        if len(server.requests) > 20 and not crashed:
+            crashed.append(1)
+            server.info = {**INFO, **instead}
+            return Fault(crash_s=0.05)
+        return Fault(answer=honest)
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "came back with n" in line or "weights version 'b'" in line:
+            asked_then.append(len(server.requests))
+            server.info = dict(INFO)
+
+    prompts = write_prompts(tmp_path / "p.jsonl", numbered(60))
+    with FaultServer(target, policy=policy, info=dict(INFO), delay_s=0.01) as server:
+        config = config_for(server, prompts, tmp_path / "run", concurrency=4)
+        summary = capture(config, probe=False, say=say)
+    assert (summary.done, summary.rejected, summary.stopped) == (60, 0, None)
+    assert len(asked_then) == 1
+    assert any("answers again" in line for line in said)
+    assert {trace.weight_version for trace in Run(tmp_path / "run").traces()} == {"a"}
+    check_run(target, tmp_path / "run", summary)

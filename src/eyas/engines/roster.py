@@ -55,6 +55,9 @@ class Roster:
         self._witness = Witness()
         self._stopped: CaptureStopped | None = None
         self._all_down_since: float | None = None
+        self._others: dict[Server, str] = {}
+        """Servers that are not what they were, and what they are instead."""
+        self._said_of_others: set[str] = set()
 
     @property
     def in_flight(self) -> int:
@@ -137,6 +140,24 @@ class Roster:
             server.take_away()
             self._changed()
 
+    def _put_off(self, server: Server, why: str) -> None:
+        """A server is another than it was; it gets nothing until it is the same again.
+
+        One that seemed to be the same, and whose answers say again that it is not, is refused.
+        """
+        why = f"{why.rstrip('.')}."
+        if self._others.get(server) == why:
+            return
+        if server.up and why in self._said_of_others:
+            self.refuse(server, why)
+            return
+        self._others[server] = why
+        self._said_of_others.add(why)
+        if server.up:
+            self.went_down(server, why)
+        else:
+            self.say(f"{why} Waiting until it is what it was.")
+
     def stop(self, why: str) -> CaptureStopped:
         """Nothing more can be captured: everyone who waits is told."""
         if self._stopped is None:
@@ -183,11 +204,15 @@ class Roster:
                 continue
             since = self._all_down_since = self._all_down_since or time.monotonic()
             if time.monotonic() - since > self._give_up_after_s:
-                self.stop(
-                    f"{why} for {time.monotonic() - since:.0f} s; the rest stays pending. "
-                    "Start the server and run the same command again to go on."
-                )
+                for_s = f"for {time.monotonic() - since:.0f} s; the rest stays pending"
+                if server in self._others:
+                    self.stop(f"{self._others[server]} It was so {for_s}.")
+                else:
+                    self.stop(
+                        f"{why} {for_s}. Start the server and run the same command again to go on."
+                    )
                 return
+        self._others.pop(server, None)
         server.up = True
         server.last_answer = time.monotonic()
         self._all_down_since = None
@@ -207,10 +232,10 @@ class Roster:
         except EngineError:
             return False  # gone again, or still starting
         except Exception as unsuitable:
-            self.refuse(server, str(unsuitable))
+            self._put_off(server, str(unsuitable))
             return False
         if (other := self._other_server(server, now)) is not None:
-            self.refuse(server, f"{server.url} came back with {other}")
+            self._put_off(server, f"{server.url} came back with {other}")
             return False
         if not self._same_weights(server, now.weight_version):
             return False
@@ -237,7 +262,7 @@ class Roster:
             self._on_weights(now)
         if now is None or now == self.weights:
             return True
-        self.refuse(
+        self._put_off(
             server,
             f"{server.url} now generates with weights version {now!r}, and the run began with "
             f"{self.weights!r}; rows of both must not be mixed. Serve {self.weights!r} again, or "
