@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ def test_templates_inside_of_json(written: dict[str, Any], tmp_path: Path) -> No
         ("a.json", '{"chat_template": {"rag": "x"}}', "holds no chat template"),
         ("a.json", "[1]", "holds no chat template"),
         ("a.jinja", "  ", "is empty"),
+        ("a.jsonl", '{"messages": []}', "nothing in it is Jinja"),
         ("a.jinja", "{% if %}", "not valid"),
         ("a.jinja", "{{ x | no_such_filter }}", "no_such_filter"),
     ],
@@ -172,6 +174,12 @@ def test_tools_as_the_models_own_code_writes_them(shared: Path) -> None:
     call = page.render(page.standard_scenes()[2])
     assert call.text is not None and "namespace functions {" in call.text
     assert call.ids == page.tokenizer.encode(call.text)
+    scene = page.standard_scenes()[2]
+    answer = {"role": "assistant", "content": "Sunny."}
+    finished = replace(scene, messages=[*scene.messages, answer])
+    whole = page.render(finished)
+    assert whole.text is not None and "namespace functions {" in whole.text
+    assert whole.ids == page.tokenizer.encode(whole.text)
 
 
 def test_content_that_must_be_parts(tmp_path: Path) -> None:

@@ -53,8 +53,25 @@ TYPESCRIPT = "tools_ts_str"
 """What Kimi-K2.5's template reads: its tokenizer's code gives it the tools as TypeScript."""
 
 
-class _Unwritten(Exception):
+class ToolsUnwritten(TemplateRefusal):
     """Nothing at hand writes the tools as the template wants them."""
+
+
+def declarations(
+    tokenizer: Tokenizer, template: ChatTemplate, tools: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """What a template is given besides the tools, where it wants them written by the model's own
+    code.
+
+    Raises:
+        ToolsUnwritten: if nothing at hand writes them so.
+    """
+    if not tools or TYPESCRIPT not in template.reads or template.by_function:
+        return {}
+    if (declared := typescript(tokenizer, tools)) is None:
+        why = PROMPT_REASONS["tools_unwritten"]
+        raise ToolsUnwritten(f"{why} (as TypeScript); {EXTRA} knows how")
+    return {TYPESCRIPT: declared}
 
 
 class Refusal(NamedTuple):
@@ -279,15 +296,14 @@ class Prompting:
         except CannotEscape as error:
             held = self._held(chat) or "an earlier answer holds control strings"
             return Refusal("control_text", f"{held}, which cannot be escaped: {error}")
-        except (TemplateRefusal, _Unwritten) as error:
+        except TemplateRefusal as error:
             return self._refused(chat, error)
 
-    def _refused(self, chat: Chat, error: TemplateRefusal | _Unwritten) -> Refusal:
-        if isinstance(error, TemplateRefusal):
-            why = explain(self._template(chat), chat.messages, chat.tools, error)
-            return Refusal("template_refused", why)
-        reason = "tools_unwritten"
-        return Refusal(reason, f"{PROMPT_REASONS[reason]} (as TypeScript); {EXTRA} knows how")
+    def _refused(self, chat: Chat, error: TemplateRefusal) -> Refusal:
+        if isinstance(error, ToolsUnwritten):
+            return Refusal("tools_unwritten", str(error))
+        why = explain(self._template(chat), chat.messages, chat.tools, error)
+        return Refusal("template_refused", why)
 
     def _template(self, chat: Chat) -> ChatTemplate:
         template = (chat.mode or self.modes.each[0]).template
@@ -297,11 +313,7 @@ class Prompting:
     def _made(self, chat: Chat) -> str | list[int]:
         """What the template, or the function in its place, makes of a chat."""
         template = self._template(chat)
-        more: dict[str, Any] = {}
-        if chat.tools and TYPESCRIPT in template.reads and not template.by_function:
-            more[TYPESCRIPT] = typescript(self.tokenizer, chat.tools)
-            if more[TYPESCRIPT] is None:
-                raise _Unwritten
+        more = declarations(self.tokenizer, template, chat.tools)
         return template.prompt(chat.messages, chat.tools, **more)
 
     def _text(self, chat: Chat) -> str:

@@ -20,7 +20,7 @@ from eyas.modes import open_modes
 from eyas.probe.answer_facts import look_at_class, look_at_end, look_at_history
 from eyas.probe.calls import look_at_calls
 from eyas.probe.facts import look_at_rendering
-from eyas.prompting import Chat, Prompting, Refusal
+from eyas.prompting import Chat, Prompting, Refusal, ToolsUnwritten, declarations
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.facts import TemplateFacts, template_facts
 from eyas.tokens.refusals import explain
@@ -106,9 +106,16 @@ class TemplatePage:
                 return Rendering(scene, None, None, made.detail)
             return Rendering(scene, self.tokenizer.decode(made.ids), list(made.ids), None)
         try:
+            own = self.own_tokenizer
+            more = declarations(self.tokenizer, self.template, scene.tools) if own else {}
             text = self.template.render(
-                scene.messages, add_generation_prompt=not scene.answered, tools=scene.tools
+                scene.messages,
+                add_generation_prompt=not scene.answered,
+                tools=scene.tools,
+                **more,
             )
+        except ToolsUnwritten as error:
+            return Rendering(scene, None, None, str(error))
         except TemplateRefusal as error:
             why = explain(self.template, scene.messages, scene.tools, error)
             return Rendering(scene, None, None, why)

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
 from eyas.modes import Mode
-from eyas.prompting import TYPESCRIPT, Prompting
+from eyas.prompting import Prompting, declarations
 from eyas.tokens.answers import outline, put_words
 from eyas.tools.calls import result_message
-from eyas.tools.packaged import typescript
 
 WAYS = {
     "text": "decoded as a whole and encoded again",
@@ -115,13 +114,9 @@ def rendered(
     prompting: Prompting, row: Row, messages: Sequence[Message], *, last: bool = False
 ) -> str:
     """What the template writes; with `last` the answer is all, and no other one is asked for."""
-    template, more = row.mode.template, {}
+    template = row.mode.template
     assert template is not None
-    if row.tools and TYPESCRIPT in template.reads and not template.by_function:
-        declared = typescript(prompting.tokenizer, row.tools)
-        if declared is None:
-            raise TemplateRefusal("its tools cannot be written as the template wants them")
-        more[TYPESCRIPT] = declared
+    more = declarations(prompting.tokenizer, template, row.tools)
     return template.render(messages, tools=row.tools, add_generation_prompt=not last, **more)
 
 

@@ -17,7 +17,10 @@ def look_at_class(
     end = (facts.prompt_end or "")[-60:]
     opener = profile.opener.text if profile.opener is not None else ""
     verdict: Verdict = "ok"
-    if facts.reasoning == "open":
+    unseen = facts.prompt_end is None and facts.first_user_refusal is None
+    if unseen:
+        verdict, text = "unproven", "the user's text is not in the prompt, so nothing can be seen"
+    elif facts.reasoning == "open":
         text = f"the prompt opens the reasoning: it ends {end!r}"
         if facts.opener_tail:
             text += (
@@ -31,9 +34,7 @@ def look_at_class(
         text = f"the model writes the opener {opener!r} itself; the prompt ends {end!r}"
     elif facts.reasoning == "generated":
         text = f"the template knows no reasoning; the vocabulary has {opener!r}, so the model may"
-    elif facts.prompt_end is None:
-        verdict, text = "unproven", "the user's text is not in the prompt, so nothing can be seen"
-    elif facts.reasoning == "none":
+    elif facts.reasoning == "none" and facts.prompt_end is not None:
         text = f"no reasoning; the prompt ends {end!r}"
     else:
         verdict, text = "unproven", "a single question is not rendered, so nothing can be seen"

@@ -42,6 +42,10 @@ def read_template_file(path: Path) -> TemplateText:
     if path.suffix != ".json":
         if not text.strip():
             raise TokenizerError(f"chat template {path} is empty")
+        if "{{" not in text and "{%" not in text:
+            raise TokenizerError(
+                f"{path} holds no chat template: nothing in it is Jinja ({{{{ ... }}}}, {{% ... %}})"
+            )
         return TemplateText(text)
     try:
         value = json.loads(text)

@@ -13,6 +13,7 @@ from typing import Any
 from eyas.checks import first_difference
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
+from eyas.prompting import declarations
 from eyas.verify.faults import Tally
 from eyas.verify.reference import Reference
 from eyas.verify.rows import TextRow, show
@@ -115,8 +116,9 @@ class TextChecks:
         template = self.reference.template
         if template is None or not row.messages:
             return None
-        more: dict[str, Any] = {"tools": row.tools} if row.tools else {}
         try:
+            more: dict[str, Any] = {"tools": row.tools} if row.tools else {}
+            more |= declarations(self.reference.tokenizer, template, row.tools)
             whole = template.render(row.messages, add_generation_prompt=False, **more)
         except TemplateRefusal as refusal:
             found["template_refuses"] = str(refusal)[:300]
