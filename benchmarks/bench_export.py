@@ -36,6 +36,8 @@ CASES: dict[str, dict[str, Any]] = {
             "split": (("train", 0.98), ("eval", 0.02))},
 }  # fmt: skip
 GOAL_RATIO, GOAL_MIB = 0.5, 1024
+ALONE = "alone"
+"""In place of a case: pyarrow writes the table of an export again."""
 REPEATS = 3
 GROUP_IDS = 1 << 20
 """Ids of a row group of the parts, about as sealing makes them."""
@@ -71,7 +73,7 @@ def speed(folder: Path, rows: int, cases: list[str]) -> dict[str, Any]:
         out, tries, alone = folder / "out", [], []
         for _ in range(REPEATS):
             tries.append(measured(run, out, case))
-            alone.append(written_alone(out, folder / "alone.parquet"))
+            alone.append(measured(out, folder / "alone.parquet", ALONE))
             remove(out)
         # Of repeats the least counts: a busy machine only adds.
         least = {n: min(t[n] for t in tries) for n in ("seconds", "cpu")}
@@ -109,7 +111,7 @@ def memory(folder: Path, small: float, large: float, cases: list[str]) -> dict[s
 
 
 def measured(run: Path, out: Path, case: str) -> dict[str, float]:
-    """Seconds and peak memory of one export in a process of its own."""
+    """Seconds and peak memory of one export, or of pyarrow alone, in a process of its own."""
     command = [sys.executable, __file__, "--child", str(run), str(out), case]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     figures: dict[str, float] = json.loads(done.stdout)
@@ -117,11 +119,14 @@ def measured(run: Path, out: Path, case: str) -> dict[str, float]:
 
 
 def child(run: str, out: str, case: str) -> None:
-    """Export once and print what it took."""
+    """Export once, or write once, and print what it took."""
     import pyarrow.compute  # noqa: F401 - which imports pandas, where it is installed
 
     from eyas.export import export_run
 
+    if case == ALONE:
+        print(json.dumps(written_alone(Path(run), Path(out))))
+        return
     pa.array(np.zeros(1))
     before, start = time.process_time(), time.perf_counter()
     export_run(run, to="parquet", out=out, **CASES[case])
@@ -143,6 +148,7 @@ def written_alone(out: Path, target: Path) -> dict[str, float]:
         compression="zstd",
         compression_level=1,
         use_dictionary=["loss_mask.list.element"],
+        write_statistics=["id"],
         row_group_size=rows,
     )
     return {"seconds": time.perf_counter() - start, "cpu": time.process_time() - before}
