@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.utils import chat_template_utils
 
 from eyas.demo.server import TARGET
 from eyas.errors import EyasError, TemplateRefusal
@@ -103,6 +104,8 @@ def test_rendering_equals_apply_chat_template(kwargs: dict[str, Any]) -> None:
 
 
 def test_real_templates_render_as_transformers_renders_them(shared: Path) -> None:
+    if not hasattr(chat_template_utils, "_alias_reasoning_fields"):
+        pytest.skip("before 5.20 transformers gave the reasoning no other names")
     from transformers.utils.chat_template_utils import render_jinja_template
 
     chat = [

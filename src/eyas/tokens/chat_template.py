@@ -63,9 +63,7 @@ class ChatTemplate:
             self._template = self._tool_template = compile_template(source)
             if tool_source is not None:
                 self._tool_template = compile_template(tool_source)
-            self._alias = chat_template_utils._alias_reasoning_fields
             self._spans = chat_template_utils._render_with_assistant_indices
-            self._reasoning = frozenset(chat_template_utils._REASONING_FIELDS)
             for text in (source, tool_source or ""):
                 reads |= meta.find_undeclared_variables(self._template.environment.parse(text))
         except TemplateError as error:
@@ -141,9 +139,7 @@ class ChatTemplate:
         Raises:
             TemplateRefusal: if the template refuses these messages, with its own words.
         """
-        chat = _without_nulls(messages)
-        if any(not self._reasoning.isdisjoint(message) for message in chat):
-            chat = self._alias(chat)
+        chat = _with_reasoning_names(_without_nulls(messages))
         return self.render_as_given(chat, add_generation_prompt=add_generation_prompt, **kwargs)
 
     def prompt(
@@ -211,7 +207,24 @@ class ChatTemplate:
         return tuple(text[first:end] for first, end in found)
 
 
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+"""What messages call the reasoning, those that win first."""
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def _with_reasoning_names(messages: list[Message]) -> list[Message]:
+    """Messages whose reasoning has the names by which templates read it.
+
+    As transformers gives them to templates from 5.20 on (``_alias_reasoning_fields``); here with
+    every version, so that the same messages are the same ids.
+    """
+    given = []
+    for message in messages:
+        name = next((name for name in _REASONING_NAMES if name in message), None)
+        if name is not None:
+            message = {"thinking": message[name], **message, "reasoning_content": message[name]}
+        given.append(message)
+    return given
 
 
 def _without_nulls(messages: Sequence[Message]) -> list[Message]:
