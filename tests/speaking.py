@@ -12,7 +12,7 @@ from typing import Any
 
 from capturing import config_for, write_prompts
 from eyas import Run, capture
-from eyas.checks import first_difference
+from eyas.ids import first_difference
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.markers import prompt_state
 from eyas.trace import Trace

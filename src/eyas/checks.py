@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from eyas.engines.base import Generation
-from eyas.ids import Ids, Packed, as_list, first_bad, pack
+from eyas.ids import Ids, Packed, as_list, first_bad, first_difference, pack
 from eyas.tokens import Profile, Tokenizer
 
 REFUSALS: dict[str, str] = {
@@ -397,25 +397,5 @@ def is_loop(ids: Sequence[int]) -> bool:
             return True
 
 
-def bad_prompt_id(prompt_ids: Sequence[int], vocab_size: int) -> int | None:
-    """The position of an id that must not be sent, or None.
-
-    One id outside the vocabulary takes a whole SGLang server down (CUDA assert), so this
-    comes before every request.
-    """
-    packed = pack(prompt_ids)
-    if packed is None or not packed.size or packed.max() >= vocab_size:
-        return first_bad(prompt_ids, vocab_size) or 0
-    return None
-
-
 def _without_replacements(text: str) -> str:
     return text.replace("\ufffd", "")
-
-
-def first_difference(a: Sequence[object], b: Sequence[object]) -> int:
-    """The first position at which two sequences differ (the shorter's length if none)."""
-    for at, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return at
-    return min(len(a), len(b))

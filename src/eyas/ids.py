@@ -107,6 +107,26 @@ def first_bad(ids: Sequence[object], size: int) -> int | None:
     return None
 
 
+def bad_prompt_id(prompt_ids: Sequence[int], vocab_size: int) -> int | None:
+    """The position of an id that must not be sent, or None.
+
+    One id outside the vocabulary takes a whole SGLang server down (CUDA assert), so this
+    comes before every request.
+    """
+    packed = pack(prompt_ids)
+    if packed is None or not packed.size or packed.max() >= vocab_size:
+        return first_bad(prompt_ids, vocab_size) or 0
+    return None
+
+
+def first_difference(a: Sequence[object], b: Sequence[object]) -> int:
+    """The first position at which two sequences differ (the shorter's length if none)."""
+    for at, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return at
+    return min(len(a), len(b))
+
+
 class IdReader:
     """Reads JSON objects in which some lists are ids."""
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from eyas.checks import first_difference
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
+from eyas.ids import first_difference
 from eyas.modes import Mode, Modes
 from eyas.tokens import ChatTemplate, Profile, Tokenizer
 from eyas.tokens.answers import (

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from eyas.conversation import BadLine, Message
-from eyas.ids import Ids, as_list, as_row, first_bad, pack
+from eyas.ids import Ids, as_list, as_row, bad_prompt_id, pack
 from eyas.jobs import Job, refused_row
 from eyas.prompting import PROMPT_REASONS, Chat, Earlier, Prompt, Prompting, Refusal
 from eyas.store import OPEN, REFUSED, TRUNCATED
@@ -259,15 +259,16 @@ class Turns:
         ids = prompt.ids
         if not ids:
             return self.refuse(job, "empty_prompt", TURN_REASONS["empty_prompt"])
-        packed = pack(ids)
-        if packed is None or packed.max() >= self.prompting.profile.vocab_size:
-            at = first_bad(ids, self.prompting.profile.vocab_size) or 0
+        packed, size = pack(ids), self.prompting.profile.vocab_size
+        given = ids if packed is None else Ids(packed)
+        at = bad_prompt_id(given, size)
+        if at is not None:
             return self.refuse(
                 job,
                 "prompt_id_outside_vocabulary",
-                f"prompt id {at} is {ids[at]!r}; the vocabulary ends at {self.prompting.profile.vocab_size - 1}",
+                f"prompt id {at} is {ids[at]!r}; the vocabulary ends at {size - 1}",
             )
-        job.prompt_ids = Ids(packed)
+        job.prompt_ids = given
         budget = self._max_new_tokens
         if self._context_length is not None:
             budget = min(budget, self._context_length - len(job.prompt_ids))

@@ -17,10 +17,11 @@ from capturing import (
     write_prompts,
 )
 from eyas import ChatTemplate, EyasError, Run, build_profile, capture, load_tokenizer
-from eyas.checks import Checker, bad_prompt_id
+from eyas.checks import Checker
 from eyas.engines import Generation
 from eyas.engines.known_faults import refuse_fatal
 from eyas.engines.sglang import read_answer
+from eyas.ids import bad_prompt_id
 from eyas.store.journal import encode_line
 from eyas.tokens.tokenizer import ModelFiles, Tokenizer
 from fault_server import Answer, Fault, FaultServer, Target

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eyas.checks import first_difference
 from eyas.conversation import Message
 from eyas.drift.ways import Row
+from eyas.ids import first_difference
 from eyas.prompting import Prompting
 from eyas.tokens import Marker, Tokenizer
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyas.checks import first_difference
 from eyas.engines import ChatAnswer
 from eyas.errors import EngineError, TemplateRefusal
 from eyas.findings import Findings
+from eyas.ids import first_difference
 from eyas.probe.question import Answers
 from eyas.target import Target
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from itertools import chain, islice
 from typing import NamedTuple
 
-from eyas.checks import first_difference
 from eyas.conversation import BadLine, Conversation
 from eyas.findings import Findings
+from eyas.ids import first_difference
 from eyas.probe.calls import look_at_calls
 from eyas.prompting import Chat, Prompting, Refusal
 from eyas.readers import PromptReader

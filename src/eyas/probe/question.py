@@ -11,12 +11,13 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eyas.checks import Checker, Verdict, first_difference
+from eyas.checks import Checker, Verdict
 from eyas.engines import Generation, Request, Sampling, resampled
 from eyas.engines.pool import Pool
 from eyas.engines.server import Server
 from eyas.errors import EngineError, RowFailed, TemplateRefusal, TransportError
 from eyas.findings import Findings
+from eyas.ids import first_difference
 from eyas.target import Target
 
 QUESTION = "What is 2+2?"

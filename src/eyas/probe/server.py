@@ -9,10 +9,10 @@ import dataclasses
 from contextlib import suppress
 from typing import Any
 
-from eyas.checks import first_difference
 from eyas.engines.known_faults import known_faults, parse_version
 from eyas.errors import EngineError, TemplateRefusal
 from eyas.findings import Findings, Verdict
+from eyas.ids import first_difference
 from eyas.probe.question import question_messages
 from eyas.target import Target
 

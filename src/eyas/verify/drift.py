@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from eyas.checks import first_difference
+from eyas.ids import first_difference
 from eyas.verify.faults import EXAMPLES, Tally
 from eyas.verify.reference import Reference
 from eyas.verify.rows import IdRow

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from eyas.checks import GIVEN_MARKS, MARKS, REFUSALS, Checker, bad_prompt_id
+from eyas.checks import GIVEN_MARKS, MARKS, REFUSALS, Checker
 from eyas.conversation import Message, conversation_key, nth_key, seed_for
 from eyas.engines import Generation, Sampling
 from eyas.errors import (
@@ -27,6 +27,7 @@ from eyas.errors import (
     ServerUnreachable,
     TransportError,
 )
+from eyas.ids import bad_prompt_id
 from eyas.modes import Mode, Modes
 from eyas.readers import REASONS
 from eyas.store import Manifest, Run

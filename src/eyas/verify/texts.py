@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eyas.checks import first_difference
 from eyas.conversation import Message
 from eyas.errors import TemplateRefusal
+from eyas.ids import first_difference
 from eyas.prompting import declarations
 from eyas.verify.faults import Tally
 from eyas.verify.reference import Reference
