@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from capturing import capture_from, paired, write_prompts
 from eyas.store.journal import Segment
 from eyas.turns import Turns
-from fault_server import FaultServer, Target
+from fault_server import Answer, FaultServer, Target
 
 
 @pytest.mark.parametrize(
@@ -32,6 +31,7 @@ def test_what_takes_long_holds_up_no_request(
     """One call returns only once so many requests have reached the server."""
     calls = 0
     seen: list[int] = []
+    enough = threading.Event()
     ours, plain = threading.Lock(), getattr(of, step)
 
     def slow(self: Any, *args: Any, **more: Any) -> Any:
@@ -41,15 +41,17 @@ def test_what_takes_long_holds_up_no_request(
             mine = calls
         if mine == call:
             assert threading.current_thread() is not threading.main_thread()
-            patience = time.monotonic() + 60  # only for a loop that is held up
-            while len(server.requests) < requests and time.monotonic() < patience:
-                time.sleep(0.005)
+            enough.wait(60)  # for a loop that is held up
             seen.append(len(server.requests))
         return plain(self, *args, **more)
 
+    def policy(_: Answer, __: Answer) -> None:
+        if len(server.requests) >= requests:
+            enough.set()
+
     monkeypatch.setattr(of, step, slow)
     prompts = write_prompts(tmp_path / "p.jsonl", paired(100))
-    with FaultServer(Target()) as server:
+    with FaultServer(Target(), policy=policy) as server:
         summary = capture_from(server, prompts, tmp_path / "run")
     assert summary.done == 200
     assert seen

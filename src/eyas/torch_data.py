@@ -26,6 +26,7 @@ from eyas.errors import ConfigError
 from eyas.library import id_lists
 from eyas.store import TRACES, Run
 from eyas.store.files import disk_errors
+from eyas.trace import ended_itself
 
 IGNORED = -100
 """What stands in ``labels`` where nothing is supervised; torch's cross entropy skips it."""
@@ -81,7 +82,7 @@ class TraceDataset(Dataset):  # type: ignore[misc]
             batch.column("marks").to_pylist(),
             strict=True,
         )
-        complete = [reason == "stop" or "eos_at_cap" in marks for reason, marks in ends]
+        complete = [ended_itself(reason, marks) for reason, marks in ends]
         pairs = zip(id_lists(batch, "prompt_ids"), id_lists(batch, "output_ids"), strict=True)
         taken: list[int] = []
         for number, (prompt, output) in enumerate(pairs):

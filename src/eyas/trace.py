@@ -18,6 +18,11 @@ FORMAT_VERSION = 1
 """Version of the schemas and of the run's layout, kept in every part and in the manifest."""
 
 
+def ended_itself(finish_reason: str, marks: Sequence[str]) -> bool:
+    """Whether the model ended the turn itself (a stop id at the cap counts)."""
+    return finish_reason == "stop" or "eos_at_cap" in marks
+
+
 @dataclass(slots=True)
 class Trace:
     """One generation event that passed every check."""
@@ -80,7 +85,7 @@ class Trace:
     @property
     def complete(self) -> bool:
         """Whether the model ended the turn itself (a stop id at the cap counts)."""
-        return self.finish_reason == "stop" or "eos_at_cap" in self.marks
+        return ended_itself(self.finish_reason, self.marks)
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from eyas.errors import DamagedRun
 from eyas.prompting import Prompting
 from eyas.run_target import RunTarget
 from eyas.store import TRACES, Run
+from eyas.trace import ended_itself
 
 __all__ = ["CAUSES", "COLUMNS", "WAYS", "DriftReport", "WayDrift", "measure_drift", "row_of"]
 
@@ -212,7 +213,7 @@ def row_of(record: dict[str, Any], prompting: Prompting) -> Row:
         output_ids=output,
         reasoning=None if start is None else (start, last if end is None else end),
         closed=end is not None,
-        complete=record["finish_reason"] == "stop" or "eos_at_cap" in record["marks"],
+        complete=ended_itself(record["finish_reason"], record["marks"]),
         messages=messages,
         tools=tools or None,
         mode=mode,
