@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the tests' own fault_serve
 
 from eyas.demo.server import TARGET
 from eyas.tokens import ChatTemplate, Profile, Tokenizer, build_profile, load_tokenizer
+from fault_server import FaultServer, Target
 
 settings.register_profile("eyas", deadline=None)  # a busy machine is no fault
 settings.load_profile("eyas")
@@ -54,3 +55,16 @@ def template(tokenizer: Tokenizer) -> ChatTemplate:
 @pytest.fixture(scope="session")
 def profile(tokenizer: Tokenizer, template: ChatTemplate) -> Profile:
     return build_profile(tokenizer, template)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """A target whose right answers are known."""
+    return Target()
+
+
+@pytest.fixture(scope="module")
+def server(target: Target) -> Iterator[FaultServer]:
+    """A server of the target, which is honest as long as it is given no policy."""
+    with FaultServer(target) as running:
+        yield running

@@ -17,11 +17,6 @@ from eyas.target import listed_urls
 from fault_server import Answer, Fault, FaultServer, Policy, Target
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_TEND_S", 0.02)

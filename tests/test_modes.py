@@ -28,11 +28,6 @@ MIX = [{"weight": 3, "thinking": True}, {"weight": 1, "thinking": False}]
 KEYS = st.binary(min_size=16, max_size=16)
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 def modes_of(*weights: float) -> Modes:
     return Modes(tuple(Mode(w, {"n": n}, None, "none", ()) for n, w in enumerate(weights)))
 

@@ -22,12 +22,6 @@ from eyas.order import LongestFirst, Waiting
 from eyas.store.lengths import Lengths
 from fault_server import FaultServer, Target
 
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 # -- what waits ----------------------------------------------------------------------------------
 
 

@@ -10,15 +10,8 @@ import pytest
 
 import eyas.readers
 from capturing import capture_from, check_run, numbered, paired, write_prompts
-from eyas.demo.server import TARGET
 from eyas.readers import blocks
-from eyas.tokens import load_tokenizer
 from fault_server import FaultServer, Target
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target(load_tokenizer(str(TARGET)))
 
 
 @pytest.fixture

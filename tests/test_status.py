@@ -35,11 +35,6 @@ from fault_server import FaultServer, Target
 HOSTILE = "\x1b[2J\u202e\ud800 \r"
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0

@@ -16,11 +16,6 @@ from fault_server import FaultServer, Target
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
-@pytest.fixture(scope="module")
 def run(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of ten rows, one of them refused."""
     folder = tmp_path_factory.mktemp("cli")

@@ -15,11 +15,6 @@ from eyas.engines import roster
 from fault_server import Answer, Fault, FaultServer, Policy, Target
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_TEND_S", 0.02)

@@ -25,11 +25,6 @@ from eyas.engines import tries
 from fault_server import Answer, Fault, FaultServer, Target, asks_one_token
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_TEND_S", 0.02)

@@ -18,11 +18,6 @@ from fault_server import Answer, Fault, FaultServer, Target
 _real = time.time
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 @pytest.fixture(params=["back", "forward", "about"])
 def jumps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at the clock is hours away from the one before."""

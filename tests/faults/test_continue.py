@@ -13,11 +13,6 @@ from eyas.config import CaptureConfig
 from fault_server import END, OPENER, Answer, Fault, FaultServer, Target
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 def continuing(target: Target) -> Any:
     """A server whose answer to a prompt and a part of its answer is the rest of that answer."""
 

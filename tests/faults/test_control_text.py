@@ -28,11 +28,6 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 def failures(out: Path) -> dict[str, Finding]:
     findings = Findings()
     verify_run(Run(out), load_tokenizer(str(TARGET)), findings)

@@ -16,11 +16,6 @@ from eyas.store import WriterLock
 from fault_server import Answer, Fault, FaultServer, Target, asks_one_token
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 def budget_for(target: Target, lengths: Callable[[int], bool]) -> Any:
     """A policy that cuts some answers short, as a token budget would."""
 

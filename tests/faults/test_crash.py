@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from capturing import capture_from, config_for, numbered, paired, write_prompts
 from eyas import CaptureConfig, Run
 from eyas.loop import capture
 from eyas.store import WriterLock
-from fault_server import FaultServer, Target
+from fault_server import FaultServer
 
 STEPS = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir")
 DIED = 9
@@ -36,17 +36,6 @@ IMPORTED = [
     "uvloop",
 ]
 """What each process would else import anew; names that are not there are passed over."""
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
-@pytest.fixture(scope="module")
-def server(target: Target) -> Iterator[FaultServer]:
-    with FaultServer(target) as running:
-        yield running
 
 
 def dying(config: CaptureConfig, last: int, *, archive: bool = False) -> None:

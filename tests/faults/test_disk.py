@@ -16,11 +16,6 @@ from eyas.demo.server import TARGET
 from fault_server import FaultServer, Target
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 300 kB of its own."""

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,16 +24,11 @@ from eyas import Run, fleet
 from eyas.checks import REFUSALS
 from eyas.demo.server import TARGET
 from eyas.engines import roster, tries
-from fault_server import Answer, Fault, FaultServer, Policy, Target, asks_one_token
+from fault_server import Answer, Fault, FaultServer, Policy, asks_one_token
 
 Make = Callable[[random.Random, Answer], Fault]
 """(random numbers, honest answer) -> what comes instead."""
 _LONG_S = 3600.0
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
 
 
 @pytest.fixture(autouse=True)
@@ -144,12 +139,6 @@ def striking(kinds: list[Make], share: float, seed: int = 0) -> Policy:
         return chosen.choice(kinds)(chosen, honest)
 
     return policy
-
-
-@pytest.fixture(scope="module")
-def server(target: Target) -> Iterator[FaultServer]:
-    with FaultServer(target) as running:
-        yield running
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 from capturing import capture_from, check_run, config_for, numbered, paired, write_prompts
 from eyas import EyasError, capture
 from eyas.errors import DiskFull
-from fault_server import FaultServer, Target
+from fault_server import FaultServer
 
 ROWS = [*numbered(5), *paired(2), {"id": "bad", "prompt": 5}]
 _WRITES = os.O_CREAT | os.O_WRONLY
@@ -48,17 +48,6 @@ class Disk:
             return real(*given, **more)
 
         return step
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
-@pytest.fixture(scope="module")
-def server(target: Target) -> Iterator[FaultServer]:
-    with FaultServer(target) as running:
-        yield running
 
 
 def test_full_from_any_step_on(

@@ -18,11 +18,6 @@ from eyas.demo.server import TARGET
 from fault_server import Answer, Fault, FaultServer, Target
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 def arguments(server: FaultServer, prompts: Path, out: Path, *more: str) -> list[str]:
     return ["capture", str(prompts), "--no-probe", "--out", str(out), "--url", server.url, "--tokenizer",
             str(TARGET), "--max-new-tokens", "200", "--concurrency", "16", *more]  # fmt: skip

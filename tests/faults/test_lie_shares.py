@@ -24,17 +24,6 @@ Lie = Callable[[random.Random, Target, Answer], None]
 
 
 @pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
-@pytest.fixture(scope="module")
-def server(target: Target) -> Iterator[FaultServer]:
-    with FaultServer(target) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def silent(target: Target) -> Iterator[FaultServer]:
     """It writes no text, as SGLang with --skip-tokenizer-init."""
     with FaultServer(target, text=False) as running:

@@ -12,11 +12,6 @@ from eyas import Run
 from fault_server import LIES, Answer, Fault, FaultServer, Policy, Target, asks_one_token, lying
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_refused_by_name(lie: str, target: Target, tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "p.jsonl", numbered(4))

@@ -13,11 +13,6 @@ from eyas.demo.server import TARGET
 from fault_server import Answer, Fault, FaultServer, Target
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 @pytest.mark.parametrize("hard", [4096, 150], ids=["may be raised", "fixed"])
 def test_more_requests_than_open_files_are_allowed(
     hard: int, target: Target, tmp_path: Path

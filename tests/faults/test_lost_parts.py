@@ -14,11 +14,6 @@ from fault_server import FaultServer, Target
 ROWS = [*paired(2), {"id": "three", "turns": ["One?", "Two?", "Three?"]}]
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 @pytest.mark.parametrize("lost", [{0}, {1}, {0, 1}, {2}, {0, 2}], ids=str)
 def test_lost_turns_are_captured_again(lost: set[int], target: Target, tmp_path: Path) -> None:
     """A damaged part was moved away, as its error message says; later turns lie in another."""

@@ -15,11 +15,6 @@ from fault_server import Answer, Fault, FaultServer, Target
 INFO = {"model_path": "m", "version": "0.5.23", "weight_version": "a", "context_length": 2048}
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 @pytest.mark.parametrize(
     ("other", "said"),
     [

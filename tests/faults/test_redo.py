@@ -23,11 +23,6 @@ from faults.test_continue import continuing
 ROWS = [*numbered(40), *paired(20), {"id": "bad", "prompt": 5}]
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 def redo(server: FaultServer, out: Path, which: str, **more: Any) -> Summary:
     config = config_for(server, out.parent / "p.jsonl", out, **more)
     summary = capture(config, probe=False, redo=Redo(which, more.pop("reasons", ())))

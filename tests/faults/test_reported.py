@@ -27,11 +27,6 @@ from eyas.tokens.tokenizer import ModelFiles, Tokenizer
 from fault_server import Answer, Fault, FaultServer, Target
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 def test_prompt_ids_in_front_of_the_output() -> None:
     """Prompt [1..40], output_ids [36..40, 900, 901, 2] with completion_tokens 3."""
     answer = {

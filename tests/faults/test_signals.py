@@ -15,11 +15,6 @@ from eyas.demo.server import TARGET
 from fault_server import Answer, Fault, FaultServer, Target
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 def arguments(server: FaultServer, prompts: Path, run: Path) -> list[str]:
     return ["capture", str(prompts), "--no-probe", "--out", str(run), "--url", server.url, "--tokenizer",
             str(TARGET), "--concurrency", "4"]  # fmt: skip

@@ -28,11 +28,6 @@ def ids(messages, tools, template_kwargs):
 """
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "own.py"

@@ -13,11 +13,6 @@ from eyas.demo.server import TARGET
 from fault_server import Answer, Fault, FaultServer, Policy, Target
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 def serving(version: str | None) -> Policy:
     def policy(_: Answer, honest: Answer) -> Fault:
         honest["meta_info"]["weight_version"] = version

@@ -28,11 +28,6 @@ INFO: Answer = {
 }
 
 
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
 def run_probe(server: FaultServer, **more: Any) -> Probe:
     values = {"url": server.url, "tokenizer": str(TARGET), **more}
     return probe(TargetConfig.model_validate(values))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,6 @@ from eyas.tokens import load_tokenizer
 from eyas.verify.rescore import rescore, sample
 from eyas.verify.run import verify_run
 from fault_server import CLOSER, FaultServer, Target
-
-
-@pytest.fixture(scope="module")
-def target() -> Target:
-    return Target()
-
-
-@pytest.fixture(scope="module")
-def server(target: Target) -> Iterator[FaultServer]:
-    with FaultServer(target) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
