@@ -164,6 +164,8 @@ class Fault:
     answer: Answer | None = None
     headers: dict[str, str] = field(default_factory=dict)
     delay_s: float = 0.0
+    until: threading.Event | None = None
+    """Answer only when this is set."""
     drop: bool = False
     """Close the connection without a word."""
     cut_body: bool = False
@@ -417,6 +419,8 @@ class FaultServer:
         await asyncio.sleep(self.delay_s if fault is None else fault.delay_s or self.delay_s)
         if fault is None:
             return web.json_response(honest)
+        while fault.until is not None and not fault.until.is_set():
+            await asyncio.sleep(0.01)
         assert request.transport is not None
         if seconds := fault.away_s or fault.crash_s:
             going = asyncio.create_task(self._go_away(seconds, everybody=fault.crash_s > 0))

@@ -14,7 +14,7 @@ from capturing import check_run, config_for, numbered, paired, write_prompts
 from eyas import Run, Summary, capture, fleet
 from eyas.errors import ConfigError, ServerUnreachable
 from eyas.target import listed_urls
-from fault_server import Answer, Fault, FaultServer, Policy, Target
+from fault_server import Answer, Fault, FaultServer, Policy, Target, asks_one_token
 
 
 @pytest.fixture(autouse=True)
@@ -100,14 +100,25 @@ def test_at_the_end_rows_leave_a_slow_server(target: Target, tmp_path: Path) -> 
 
 
 def test_turns_stay_with_the_server_that_has_their_beginning(
-    target: Target, servers: tuple[FaultServer, FaultServer], tmp_path: Path
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    urls = [server.url for server in servers]
-    assert capture_rows(target, urls, tmp_path, paired(40), concurrency=64).done == 80
+    monkeypatch.setattr(fleet, "_TEND_S", 3600.0)  # nobody is found slow, however busy the machine
+    both_full = threading.Event()
+
+    def held(body: Answer, honest: Answer) -> Fault | None:
+        return None if asks_one_token(body) else Fault(until=both_full)
+
+    with (
+        FaultServer(target, policy=after(20, both_full.set)) as second,
+        FaultServer(target, policy=held) as first,
+    ):
+        urls = [first.url, second.url]
+        assert capture_rows(target, urls, tmp_path, paired(40), concurrency=20).done == 80
     where: dict[str, set[str]] = {}
     for trace in Run(tmp_path / "run").traces():
         where.setdefault(trace.conversation_id, set()).add(trace.server)
     assert all(len(places) == 1 for places in where.values())
+    assert by_server(tmp_path / "run") == dict.fromkeys(urls, 40)
 
 
 def test_a_server_that_dies_costs_nothing(target: Target, tmp_path: Path) -> None:
