@@ -7,7 +7,7 @@ lengths, so neither is stored. Field order is column order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 """Version of the schemas and of the run's layout, kept in every part and in the manifest."""
 
 
-def ended_itself(finish_reason: str, marks: Sequence[str]) -> bool:
+def ended_itself(finish_reason: str, marks: Collection[str]) -> bool:
     """Whether the model ended the turn itself (a stop id at the cap counts)."""
     return finish_reason == "stop" or "eos_at_cap" in marks
 

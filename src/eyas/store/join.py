@@ -26,6 +26,7 @@ from eyas.store.parts import (
     parts,
     read_batches,
 )
+from eyas.trace import ended_itself
 
 _COLUMNS = ("conversation_id", "turn", "sample", "key")
 _RUN_BITS = 24
@@ -109,8 +110,11 @@ class Join:
                     run.example.setdefault(owner, f"{name}/{samples[n]}/{turns[n]}")
                     run.rows[f"left {part.folder}"] += 1
                     part.changes = True
-                    if of_traces and batch.column("finish_reason")[n].as_py() == "length":
-                        run.cut += "eos_at_cap" not in (batch.column("marks")[n].as_py() or ())
+                    if of_traces:
+                        reason, marks = (
+                            batch.column(name)[n].as_py() for name in ("finish_reason", "marks")
+                        )
+                        run.cut += not ended_itself(reason, marks or ())
                 else:
                     taken.append((name, key))
             settled = zip(taken, self._names.settle(taken), strict=True)

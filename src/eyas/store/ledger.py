@@ -27,6 +27,7 @@ from eyas.shard import Shard
 from eyas.store.names import Names, hashes_of
 from eyas.store.parts import REJECTED, TRACES, parts, read_batches
 from eyas.store.table import Table, Values, Words, words_of
+from eyas.trace import ended_itself
 
 OPEN, GOOD, TRUNCATED, REFUSED, CALLED, UNANSWERED, UNREADABLE = range(7)
 """Status of a unit: to be done; complete; stored but cut at the budget; in ``rejected/``. Of complete
@@ -254,6 +255,6 @@ def _statuses(batch: Any) -> Values:
 
 
 def _status(finish_reason: str, marks: Collection[str]) -> int:
-    if finish_reason == "length" and "eos_at_cap" not in marks:
+    if not ended_itself(finish_reason, marks):
         return TRUNCATED
     return next((status for mark, status in _MARKED.items() if mark in marks), GOOD)

@@ -20,7 +20,7 @@ from typing import Any
 from eyas.store.files import disk_errors, sync_directory, sync_file, write_atomically
 from eyas.store.parts import REJECTED, TRACES, part_name, part_writer, parts, read_batches
 from eyas.store.run import PARTIALS, archive_place
-from eyas.trace import Trace, arrow_schema
+from eyas.trace import Trace, arrow_schema, ended_itself
 
 _LATER = frozenset(("earlier_turn_truncated", "earlier_turn_rejected"))
 """Reasons of turns that were refused for what became of an earlier one."""
@@ -150,8 +150,7 @@ def _cut_rows(path: Path, below: int | None) -> Iterator[tuple[int, Unit]]:
     for batch in read_batches(path, names):
         columns = [batch.column(name).to_pylist() for name in names]
         for key, sample, turn, finish, marks, budget in zip(*columns, strict=True):
-            cut = finish == "length" and "eos_at_cap" not in (marks or ())
-            if cut and (below is None or budget < below):
+            if not ended_itself(finish, marks or ()) and (below is None or budget < below):
                 yield at, (key, sample, turn)
             at += 1
 
