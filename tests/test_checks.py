@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,7 +164,33 @@ def test_a_repeated_stretch_to_the_end_is_a_loop(stretch: list[int], before: int
     assert is_loop([401 + n for n in range(before)] + stretch * repeats)
 
 
-@given(st.lists(st.integers(), unique=True, max_size=300))
+def ends_in_a_loop(ids: list[int]) -> bool:
+    """What `is_loop` means, as it is said."""
+    periods = range(1, min(128, len(ids) // 4) + 1)
+    spans = ((period, max(4 * period, 64 + period)) for period in periods)
+    return any(
+        span <= len(ids) and ids[-span:-period] == ids[len(ids) - span + period :]
+        for period, span in spans
+    )
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 256, 257, 65536, 16777216]), max_size=40),
+    st.lists(st.sampled_from([0, 1, 256, 65536, 16777216]), min_size=1, max_size=140),
+    st.integers(0, 130),
+    st.integers(0, 3),
+)
+def test_loops_are_those_that_are_meant(
+    before: list[int], stretch: list[int], repeats: int, cut: int
+) -> None:
+    """Ids whose bytes resemble one another, too."""
+    ids = before + stretch * repeats
+    ids = ids[: len(ids) - cut]
+    assert is_loop(ids) == ends_in_a_loop(ids)
+    assert is_loop(np.array(ids, np.uint32).data) == ends_in_a_loop(ids)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), unique=True, max_size=300))
 def test_distinct_ids_are_no_loop(ids: list[int]) -> None:
     assert not is_loop(ids)
 

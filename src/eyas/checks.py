@@ -10,6 +10,7 @@ stop id is part of the output and of its count holds on both.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -127,9 +128,10 @@ class Checker:
         )
         if refusal is not None:
             return Verdict(*refusal)
-        packed, ids = pack(generation.output_ids), as_list(generation.output_ids)
+        packed = pack(generation.output_ids)
         if packed is None or packed.max() >= self.profile.vocab_size:
-            return Verdict(*self._bad_id(ids))
+            return Verdict(*self._bad_id(as_list(generation.output_ids)))
+        ids = packed.data
         notable = self._notable_in(packed)
         if max_new_tokens is not None and len(ids) > max_new_tokens:
             refusal = "budget", f"{len(ids)} output ids came; {max_new_tokens} were asked for"
@@ -140,8 +142,8 @@ class Checker:
         if refusal is not None:
             return Verdict(*refusal)
         if before:
-            ids = [*before, *ids]
-            notable = self._notable_in(np.array(ids, np.uint32))
+            packed = np.concatenate((np.array(before, np.uint32), packed))
+            ids, notable = packed.data, self._notable_in(packed)
         return self._mark(prompt_ids, generation, ids, notable)
 
     def _finish(self, g: Generation) -> tuple[str, str] | None:
@@ -211,7 +213,9 @@ class Checker:
             return "not_ids", f"output id {at} is {bad!r}"
         return "vocabulary", f"output id {at} is {bad}; the vocabulary ends at {size - 1}"
 
-    def _stop(self, g: Generation, ids: list[int], notable: list[int]) -> tuple[str, str] | None:
+    def _stop(
+        self, g: Generation, ids: Sequence[int], notable: list[int]
+    ) -> tuple[str, str] | None:
         stop_ids = self.profile.stop_ids
         if g.finish_reason == "stop":
             last = ids[-1]
@@ -236,11 +240,11 @@ class Checker:
         return None
 
     def _second_account(
-        self, g: Generation, ids: list[int], packed: Packed
+        self, g: Generation, ids: Sequence[int], packed: Packed
     ) -> tuple[str, str] | None:
         if self.want_logprobs and (g.logprob_ids is None or g.logprobs is None):
             return "no_logprobs", "log-probabilities were asked for, and the engine gave none"
-        if g.logprob_ids is not None and g.logprob_ids != ids:
+        if g.logprob_ids is not None and g.logprob_ids != list(ids):
             at = first_difference(ids, g.logprob_ids)
             return "logprob_ids", f"log-probabilities and output ids differ at output id {at}"
         told = g.text is not None and (g.text or g.writes_text)
@@ -253,7 +257,7 @@ class Checker:
             )
         return None
 
-    def _same_text(self, g: Generation, ids: list[int], packed: Packed) -> bool:
+    def _same_text(self, g: Generation, ids: Sequence[int], packed: Packed) -> bool:
         """Whether the engine's text is one of the ways in which engines decode these ids.
 
         An id that it stopped at is trimmed, or shown if it is a control string; special ids are
@@ -268,6 +272,7 @@ class Checker:
             return True
         control = ids[-1] in self.tokenizer.control.values()
         unfinished = not ended and "\ufffd" in self.tokenizer.decode(ids[-1:])
+        ids = list(ids)
         parts = [ids[:-1] if ended else ids]
         if control or unfinished:
             parts.append(ids if ended else ids[:-1])
@@ -311,7 +316,7 @@ class Checker:
         return forms
 
     def _mark(
-        self, prompt_ids: Sequence[int], g: Generation, ids: list[int], notable: list[int]
+        self, prompt_ids: Sequence[int], g: Generation, ids: Sequence[int], notable: list[int]
     ) -> Verdict:
         profile = self.profile
         start, end, after, closers = profile.spans(self.tokenizer, prompt_ids, ids, among=notable)
@@ -360,7 +365,7 @@ class Checker:
             marks.append("doubled_bos")
         return verdict
 
-    def _has_role_header(self, ids: list[int], notable: list[int]) -> bool:
+    def _has_role_header(self, ids: Sequence[int], notable: list[int]) -> bool:
         last = len(ids) - 1
         return any(
             ids[at] == header[0]
@@ -382,19 +387,22 @@ def is_loop(ids: Sequence[int]) -> bool:
     It must be there at least 4 times and fill at least 64 ids, so that a short rule of dashes
     or a "ha ha ha" does not count.
     """
-    n = len(ids)
-    if n < _LOOP_IDS:
+    if len(ids) < _LOOP_IDS:
         return False
-    last, at = ids[-1], n - 2 - min(_LOOP_PERIODS, n // _LOOP_REPEATS)
-    while True:
-        try:
-            at = ids.index(last, at + 1, n - 1)
-        except ValueError:
-            return False
-        period = n - 1 - at
+    ids = ids[-_LOOP_REPEATS * _LOOP_PERIODS :]
+    end = ids if isinstance(ids, memoryview) else array("q", ids)
+    n, size, tail = len(end), end.itemsize, end.tobytes()
+    last = tail[-size:]
+    at = tail.find(last, size * (n - 1 - min(_LOOP_PERIODS, n // _LOOP_REPEATS)), -size)
+    while at >= 0:
+        period = n - 1 - at // size
         span = max(_LOOP_REPEATS * period, _LOOP_IDS + period)
-        if span <= n and ids[n - span + period :] == ids[n - span : n - period]:
-            return True
+        if at % size == 0 and span <= n:  # and not in the middle of two ids
+            repeated = tail[size * (n - span + period) :]
+            if repeated == tail[size * (n - span) : -size * period]:
+                return True
+        at = tail.find(last, at + 1, -size)
+    return False
 
 
 def _without_replacements(text: str) -> str:

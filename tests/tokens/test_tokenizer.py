@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +10,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from eyas.checks import Checker
+from eyas.demo.server import TARGET
 from eyas.engines import Generation
-from eyas.tokens import Tokenizer, build_profile
+from eyas.ids import Ids
+from eyas.tokens import Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.tokenizer import ModelFiles
 
 
@@ -37,6 +40,7 @@ def sentencepiece() -> Tokenizer:
 
 
 TOKENIZER = sentencepiece()
+BYTE_LEVEL = load_tokenizer(str(TARGET))
 
 
 @given(st.text("ab é東\n", max_size=20))
@@ -74,3 +78,9 @@ def test_an_honest_answer_passes_with_text_as_engines_show_it() -> None:
         assert checker.judge([260], generation).refusal is None
     generation.text = "ab e"
     assert checker.judge([260], generation).refusal == "text"
+
+
+@given(st.lists(st.integers(0, 520) | st.sampled_from([2**31, 2**32 - 1]), max_size=40))
+def test_packed_ids_stand_for_the_same_bytes(ids: list[int]) -> None:
+    """Unknown ones among them, which stand for nothing."""
+    assert BYTE_LEVEL.join(Ids(np.array(ids, np.uint32))) == BYTE_LEVEL.join(ids)

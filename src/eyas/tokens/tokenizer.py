@@ -15,8 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from eyas.errors import TokenizerError
 from eyas.ids import Ids
 from eyas.tokens.model_files import (
@@ -30,6 +28,7 @@ from eyas.tokens.model_files import (
 from eyas.tokens.template_files import JINJA, LEGACY, NAMED, TemplateText, template_of_directory
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from tokenizers import Tokenizer as Backend
 
     from eyas.tokens.template_function import TemplateFunction
@@ -150,8 +149,7 @@ class Tokenizer:
             return self.backend.decode(list(ids), skip_special_tokens=False).encode()
         try:
             if isinstance(ids, Ids):
-                found: list[bytes] = self._byte_array.take(ids.packed).tolist()
-                return b"".join(found)
+                return self._join_packed(ids)
             return b"".join(map(table.__getitem__, ids))
         except IndexError:
             return b"".join(table[i] if 0 <= i < len(table) else b"" for i in ids)
@@ -237,10 +235,20 @@ class Tokenizer:
             return None
         return table
 
+    def _join_packed(self, ids: Ids) -> bytes:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        taken = pc.call_function("array_take", [self._byte_column, pa.array(ids.packed)])
+        data: bytes = taken.buffers()[2].to_pybytes()
+        return data[: taken.total_values_length]
+
     @cached_property
-    def _byte_array(self) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
-        """The same as an array, from which packed ids take theirs in half the time."""
-        return np.array([*(self._bytes or ()), None], np.object_)[:-1]  # None: not one of strings
+    def _byte_column(self) -> pa.BinaryArray:
+        """The same in one piece, from which Arrow joins ids without an object for each."""
+        import pyarrow as pa
+
+        return pa.array(self._bytes, pa.binary())
 
     def check_control_strings(self) -> None:
         """Raise TokenizerError unless every control string is one id when encoded."""
