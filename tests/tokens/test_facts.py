@@ -114,6 +114,29 @@ def test_history_that_forgets_reasoning_is_not(tokenizer: Tokenizer) -> None:
     assert (facts.earlier_reasoning, facts.last_turn_reasoning) == ("stripped", "kept")
 
 
+def test_history_that_keeps_the_last_answers_reasoning_alone(tokenizer: Tokenizer) -> None:
+    """With one answer there is nothing to see; the second one makes the first one's go."""
+    count = (
+        "{%- set ns = namespace(last=-1) -%}{%- for m in messages if m.role == 'assistant' -%}"
+        "{%- set ns.last = loop.index0 -%}{%- endfor -%}{%- set seen = namespace(n=0) -%}"
+    )
+    answer = (
+        "('<think>' + m.reasoning_content + '</think>' if m.reasoning_content is defined"
+        " and (keep_past_thinking|default(false) or seen.n == ns.last) else '') + m.content"
+    )
+    text = source(before=count, answer=answer).replace(
+        "{{ '<|end|>' }}", "{{ '<|end|>' }}{%- set seen.n = seen.n + 1 -%}"
+    )
+    facts = facts_of(text, tokenizer)
+    assert (facts.reasoning, facts.earlier_reasoning) == ("generated", "stripped")
+    assert facts.append_only is False
+    assert facts.append_only_with == {"keep_past_thinking": True}
+    assert [s[:3] for s in facts.switches] == [
+        ("keep_past_thinking", True, "keeps earlier reasoning")
+    ]
+    assert "with a third question" in str(facts.first_difference)
+
+
 def test_reasoning_elsewhere_than_between_its_markers_is_rewritten(tokenizer: Tokenizer) -> None:
     answer = "'<think></think>(' + m.reasoning_content + ')' + m.content"
     assert facts_of(source(prompt="'<think>'", answer=answer), tokenizer).earlier_reasoning == (

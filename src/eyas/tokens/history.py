@@ -9,7 +9,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from eyas.conversation import Message
-from eyas.tokens.scenes import AGAIN, ANSWER, REASONING, USER, Scenes, answer, system, user
+from eyas.tokens.scenes import (
+    AGAIN,
+    ANSWER,
+    REASONING,
+    USER,
+    Scenes,
+    answer,
+    exchange,
+    system,
+    user,
+)
 from eyas.tokens.tokenizer import Tokenizer
 
 
@@ -62,7 +72,7 @@ def turn_end(tokenizer: Tokenizer, scenes: Scenes) -> TurnEnd | None:
 
 
 def continuation(tokenizer: Tokenizer, scenes: Scenes, *, reasons: bool) -> Continuation:
-    """Compare turn 2's prompt with turn 1's prompt and answer.
+    """Compare turn 2's prompt with turn 1's prompt and answer, and turn 3's with turn 2's.
 
     Both without and with a system message, since some templates move it to the last turn.
     ``reasons`` says whether the answer has a reasoning.
@@ -70,6 +80,9 @@ def continuation(tokenizer: Tokenizer, scenes: Scenes, *, reasons: bool) -> Cont
     plain = _continuation(tokenizer, scenes, [], reasons)
     if not plain.append_only:
         return plain
+    third = _continuation(tokenizer, scenes, [user("qzfirst"), *exchange(reasons)[:1]], reasons)
+    if third.append_only is False:
+        return Continuation(False, f"with a third question, {third.difference}")
     with_system = _continuation(tokenizer, scenes, [system()], reasons)
     if with_system.append_only is False:
         return Continuation(False, f"with a system message, {with_system.difference}")

@@ -50,6 +50,12 @@ def answer(content: str = ANSWER, reasoning: str | None = REASONING) -> Message:
     return message
 
 
+def exchange(reasoning: bool = True) -> list[Message]:
+    """An answer in other words than `answer`, and a question that follows."""
+    said = answer("qzsaid", "qzthought" if reasoning else None)
+    return [said, user("qzfurther")]
+
+
 NINE = "call00001"
 """A call's id of the nine letters that Mistral demands; every other template takes it too."""
 
@@ -134,8 +140,11 @@ class Scenes:
 
     @property
     def history(self) -> str | None:
-        """The generation prompt of a second question; the first answer had reasoning."""
-        return self.text([user(), answer(), user(AGAIN)])
+        """The generation prompt of a third question; the first answer had reasoning.
+
+        Not of a second: some templates keep the reasoning of the last answer alone.
+        """
+        return self.text([user(), answer(), user(AGAIN), *exchange()])
 
     @property
     def finished(self) -> str | None:
