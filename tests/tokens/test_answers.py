@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
 
 from eyas.demo.server import TARGET
 from eyas.modes import open_modes
 from eyas.prompting import Chat, Earlier, Prompt, Prompting
-from eyas.tokens import ChatTemplate, load_tokenizer
+from eyas.tokens import ChatTemplate, Tokenizer, load_tokenizer
 from eyas.tokens.answers import AnswerIds, Outline, drifted, generated_ids
+from unmarked import without_markers
 
 TOKENIZER = load_tokenizer(str(TARGET))
 CLOSER, END = 511, 506
@@ -29,9 +34,9 @@ TRIMMED = KEPT.replace(
 )
 
 
-def prompting(source: str, history: str = "served") -> Prompting:
-    modes, profile = open_modes(TOKENIZER, ChatTemplate(source), [(1.0, {})])
-    return Prompting(TOKENIZER, modes, profile, history)
+def prompting(source: str, history: str = "served", tokenizer: Tokenizer = TOKENIZER) -> Prompting:
+    modes, profile = open_modes(tokenizer, ChatTemplate(source), [(1.0, {})])
+    return Prompting(tokenizer, modes, profile, history)
 
 
 def next_prompt(way: Prompting, output_ids: list[int]) -> tuple[Prompt, Earlier]:
@@ -121,6 +126,57 @@ def test_an_answer_that_could_not_have_been_another_one_is_drift() -> None:
 def test_an_answer_with_a_second_closer() -> None:
     second, _ = next_prompt(prompting(KEPT), [70, CLOSER, 71, CLOSER, 72, END])
     assert not second.drifted
+
+
+@pytest.mark.parametrize("opens", ["'<think>'", "'<think>\\n'", "''"])
+def test_space_that_the_prompt_writes_is_no_part_of_an_answer(opens: str) -> None:
+    """The prompt ends in <think> and a line feed, and history writes both itself."""
+    lead = opens.strip("'").replace("\\n", "\n")
+    source = KEPT.replace(
+        "{{- '<|assistant|><think>' -}}", f"{{{{- '<|assistant|>' + {opens} -}}}}"
+    )
+    source = source.replace("'<|assistant|><think>' + m.", f"'<|assistant|>' + {opens} + m.")
+    if not lead:
+        source = source.replace(
+            "m.reasoning_content|default('')", "'<think>' + m.reasoning_content"
+        )
+    said = "\n\nso it is\n"
+    output = [
+        *TOKENIZER.encode(("" if lead else "<think>") + said + "</think>Twelve"),
+        END,
+    ]
+    way = prompting(source)
+    second, earlier = next_prompt(way, output)
+    assert way.take_apart(*earlier)["reasoning_content"] == said
+    assert TOKENIZER.decode(earlier.prompt_ids).endswith("<|assistant|>" + lead)
+    assert list(second.ids)[: len(earlier.prompt_ids) + len(output)] == [
+        *earlier.prompt_ids,
+        *output,
+    ]
+    assert not second.drifted
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_opener_that_shares_an_id_with_what_the_model_thinks(closed: bool) -> None:
+    """Where no id is the opener's own, its last byte may be in one with the first word."""
+    backend = json.loads(without_markers(TOKENIZER).backend.to_str())
+    backend["model"]["vocab"]['>"'] = 512
+    backend["model"]["merges"].append([">", '"'])
+    plain = dataclasses.replace(TOKENIZER, backend=Backend.from_str(json.dumps(backend)))
+    source = KEPT.replace("{{- '<|assistant|><think>' -}}", "{{- '<|assistant|>' -}}")
+    way = prompting(source, tokenizer=plain)
+    output = plain.encode('<think>"Why" it' + "</think>Twelve" * closed)
+    assert 512 in output
+    first = way.prompt(Chat([QUESTION]))
+    assert isinstance(first, Prompt)
+    reading = way.profile.read(plain, first.ids, output)
+    assert reading.reasoning == '"Why" it'
+    assert reading.start == len(first.ids) + output.index(512) + 1
+    if closed:
+        assert reading.content == "Twelve"
+        second, earlier = next_prompt(way, [*output, END])
+        assert plain.decode(second.ids).startswith(plain.decode([*earlier.prompt_ids, *output]))
+        assert not second.drifted
 
 
 def test_the_outline_of_another_text_finds_nothing() -> None:

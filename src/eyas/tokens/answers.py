@@ -163,14 +163,14 @@ def generated_ids(
     ids = [*prompt_ids, *output_ids]
     last = len(ids) - (output_ids[-1] in profile.stop_ids)
     content = _without_space(tokenizer, ids[reading.content_start : last])
-    if reading.start is None:
+    if reading.text_start is None:
         return AnswerIds(None, content)
     end = last if reading.end is None else reading.end
     closer = profile.closer
     if closer and reading.end is not None and tuple(ids[end : end + len(closer.ids)]) != closer.ids:
         # The closer shares ids with its neighbours, so the bytes say which ids are theirs.
-        return _around(closer.text, ids[reading.start : last], tokenizer)
-    return AnswerIds(_without_space(tokenizer, ids[reading.start : end]) or None, content)
+        return _around(closer.text, ids[reading.text_start : last], tokenizer)
+    return AnswerIds(_without_space(tokenizer, ids[reading.text_start : end]) or None, content)
 
 
 def _around(closer: str, ids: Sequence[int], tokenizer: Tokenizer) -> AnswerIds:

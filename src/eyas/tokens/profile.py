@@ -26,10 +26,14 @@ class Reading(NamedTuple):
 
     start: int | None
     """The first id after the opener."""
+    text_start: int | None
+    """The first id that holds text of the reasoning: `start`, or the one before, where that begins
+    with the opener's end."""
     end: int | None
     """The closer's first id."""
     reasoning: str | None
-    """The text between opener and closer (to the end where there is no closer)."""
+    """What the model wrote between opener and closer (to the end where there is no closer): space
+    that the prompt puts behind its opener is no part of an answer, and no server gives it back."""
     content: str
     """The text between closer and stop id, unstripped, without the markers around it."""
     content_start: int
@@ -171,24 +175,37 @@ class Profile:
         body_end = len(ids)
         if output_ids and output_ids[-1] in self.stop_ids:
             body_end -= 1
-        if start is not None and end is None:
-            reasoning = tokenizer.decode(ids[start:body_end])
-            return Reading(start, None, reasoning, "", body_end, body_end, 0)
-        content_start, content_end = self.content_span(tokenizer, ids, content_start, body_end)
-        if start is None or end is None:
+        if start is None:
+            content_start, content_end = self.content_span(tokenizer, ids, content_start, body_end)
             content = tokenizer.decode(ids[content_start:content_end])
-            return Reading(None, None, None, content, content_start, content_end, closers)
+            return Reading(None, None, None, None, content, content_start, content_end, closers)
+        written = max(start, len(prompt_ids))
+        begun = self._behind_opener(tokenizer, ids[len(prompt_ids) : start])
+        text_start = start - bool(begun.strip())
+        if end is None:
+            reasoning = _text(tokenizer, begun, ids[written:body_end])
+            return Reading(start, text_start, None, reasoning, "", body_end, body_end, 0)
+        content_start, content_end = self.content_span(tokenizer, ids, content_start, body_end)
         assert self.closer is not None
         width = len(self.closer.ids)
         if self.closer.single is not None or tuple(ids[end : end + width]) == self.closer.ids:
-            reasoning = tokenizer.decode(ids[start:end])
+            reasoning = _text(tokenizer, begun, ids[written:end])
             content = tokenizer.decode(ids[content_start:content_end])
         else:  # the closer shares ids with its neighbours: part the bytes, not the ids
-            whole = tokenizer.join(ids[start:body_end])
+            whole = begun + tokenizer.join(ids[written:body_end])
             before, _, after = whole.partition(self.closer.text.encode())
             reasoning = before.decode("utf-8", "replace")
             content = after.decode("utf-8", "replace")
-        return Reading(start, end, reasoning, content, content_start, content_end, closers)
+        return Reading(
+            start, text_start, end, reasoning, content, content_start, content_end, closers
+        )
+
+    def _behind_opener(self, tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
+        """What the last of the ids of an opener that the model wrote holds besides it."""
+        assert self.opener is not None
+        if not ids or tuple(ids[-len(self.opener.ids) :]) == self.opener.ids:
+            return b""
+        return tokenizer.join(ids).partition(self.opener.text.encode())[2]
 
     def content_span(
         self, tokenizer: Tokenizer, ids: Sequence[int], start: int, end: int
@@ -292,6 +309,13 @@ class Profile:
             found.append((first, after))
             at = text.find(wanted, at + len(wanted))
         return found
+
+
+def _text(tokenizer: Tokenizer, begun: bytes, ids: Sequence[int]) -> str:
+    """The text of ids, behind what an id before them holds of it."""
+    if not begun:
+        return tokenizer.decode(ids)
+    return (begun + tokenizer.join(ids)).decode("utf-8", "replace")
 
 
 def build_profile(
