@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.conversation import digest
-from eyas.errors import RunLocked
+from eyas.errors import DamagedRun, RunLocked
 from eyas.store import (
     REJECTED,
     TRACES,
@@ -109,6 +109,26 @@ def test_rows_come_back_as_they_were_put(tmp_path: Path) -> None:
     assert [row.output_ids for row in run.rejected()] == [None]
     assert run.find("c1/0/0") == run.find("c1") == first
     assert run.find("nobody") is None
+
+
+def test_a_damaged_byte_of_a_part_never_becomes_another_id(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    writer, lock = open_writer(path)
+    writer.put(*(trace(at, messages="[\n]" * at) for at in range(40)))
+    writer.close()
+    lock.release()
+    (part,) = (path / TRACES).iterdir()
+    whole, rows = part.read_bytes(), list(Run(path).traces())
+    end = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # where the file's own index is
+    refused_at = 0
+    for at in range(4, end, 5):
+        part.write_bytes(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
+        try:
+            assert list(Run(path).traces()) == rows
+        except DamagedRun as error:
+            assert "part-000001.parquet cannot be read" in str(error)
+            refused_at += 1
+    assert refused_at > (end - 4) // 5 // 2
 
 
 def test_sealing_again_after_a_crash_changes_nothing(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from eyas.store.parts import (
     part_writer,
     parts,
     read_batches,
+    read_groups,
 )
 from eyas.trace import ended_itself
 
@@ -163,22 +164,15 @@ class Join:
 
     def _rewrite(self, part: _Part, target: Path) -> int:
         """Write a part without the rows that are left out and with new names; returns its rows."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         kept = 0
-        try:
-            with (
-                pq.ParquetFile(part.path) as file,
-                part_writer(target, file.schema_arrow) as writer,
-            ):
-                for group in range(file.num_row_groups):
-                    table = self._changed(part.run, file.read_row_group(group))
-                    if table.num_rows:
-                        writer.write_table(table)
-                    kept += table.num_rows
-        except pa.ArrowInvalid as error:
-            raise DamagedRun(f"{part.path} cannot be read ({error}): it was damaged") from error
+        with part_writer(target, pq.read_schema(part.path)) as writer:
+            for group in read_groups(part.path):
+                table = self._changed(part.run, group)
+                if table.num_rows:
+                    writer.write_table(table)
+                kept += table.num_rows
         return kept
 
     def _changed(self, run: int, table: Any) -> Any:

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from eyas.store.files import disk_errors, sync_directory, sync_file, write_atomically
-from eyas.store.parts import REJECTED, TRACES, part_name, part_writer, parts, read_batches
+from eyas.store.parts import (
+    REJECTED,
+    TRACES,
+    part_name,
+    part_writer,
+    parts,
+    read_batches,
+    read_groups,
+)
 from eyas.store.run import PARTIALS, archive_place
 from eyas.trace import Trace, arrow_schema, ended_itself
 
@@ -74,11 +82,8 @@ class Partials:
         place = self._places.get(unit)
         if place is None:
             return None
-        import pyarrow.parquet as pq
-
         path, group, row = place
-        with pq.ParquetFile(path) as file:
-            table = file.read_row_group(group)
+        (table,) = read_groups(path, group)
         found: dict[str, Any] = table.slice(row, 1).to_pylist()[0]
         return found
 
