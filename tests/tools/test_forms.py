@@ -13,6 +13,7 @@ from eyas.tools import form as forms
 from eyas.tools.calls import Call, Reading, ids_for, message_calls
 from eyas.tools.form import ToolForm, tool_form
 from eyas.tools.formats import LearntForm
+from eyas.tools.samples import Sample
 from tools import small
 
 Target = tuple[Any, Any, Any]
@@ -87,6 +88,28 @@ def test_what_the_template_writes_is_read_back(shape: str, several: bool) -> Non
     assert [(c.name, c.arguments) for c in found.calls] == [(c.name, c.arguments) for c in calls]
     if shape in ("named ids", "list"):
         assert [c.id for c in found.calls] == ids[: len(calls)]
+
+
+class Numbering:
+    """Reads a call with the id that stands in the answer."""
+
+    def read(self, *_: Any) -> Reading:
+        return Reading((Call("look", {}, "functions.look:0"),), "")
+
+
+@pytest.mark.parametrize(
+    ("given", "written", "proven"),
+    [
+        ("functions.look:0", "functions.look:0", True),
+        ("call00001", "functions.look:0", True),  # the template numbers calls itself
+        ("call00001", "call00001 functions.look:0", False),
+    ],
+)
+def test_whose_ids_a_reader_has_to_give_back(given: str, written: str, proven: bool) -> None:
+    tokenizer, _, profile = stand_in(small.NAMED_IDS, stop="<|end|>")
+    sample = Sample((Call("look", {}, given),), "", "?", written, "")
+    reader: Any = Numbering()
+    assert forms._reads_back(reader, tokenizer, profile, sample) is proven
 
 
 HERMES_ANSWERS = {

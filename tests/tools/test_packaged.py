@@ -33,6 +33,7 @@ def target(shared: Path, folder: str, template: str) -> tuple[Tokenizer, ChatTem
     [
         ("kimi-k2.5", "Kimi-K2.5", "kimi-k2.5"),
         ("kimi-k2.5", "Kimi-K2-Thinking__huggingface.js", "kimi-k2"),
+        ("kimi-k2.5", "Kimi-K2-Instruct-0711", "kimi-k2"),  # its template numbers calls itself
         ("qwen3", "Qwen3-hybrid", "qwen3"),
         ("qwen3", "Qwen2.5-Instruct", "qwen3"),
         ("qwen3", "Qwen3-Coder", "prime-qwen3"),
