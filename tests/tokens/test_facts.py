@@ -11,9 +11,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from eyas.findings import Findings
+from eyas.probe.answer_facts import look_at_class
 from eyas.probe.facts import look_at_rendering
 from eyas.tokens import ChatTemplate, Tokenizer, build_profile
 from eyas.tokens.facts import TemplateFacts, template_facts
+from eyas.tokens.stand_in import stand_in
 from unmarked import without_markers
 
 
@@ -92,6 +94,34 @@ def test_an_opener_of_several_ids_is_found_in_the_prompt(tokenizer: Tokenizer) -
     assert (facts.reasoning, facts.opener_tail) == ("open", "\n")
     assert len(facts.opener_ids) > 1
     assert plain.decode(facts.opener_ids).strip() == "<think>"
+
+
+def test_reasoning_that_the_prompt_opens_in_plain_words(tokenizer: Tokenizer) -> None:
+    plain = without_markers(tokenizer)
+    answer = "m.reasoning_content|default('') + 'So: ' + m.content"
+    for prompt, reasoning in (("'I think that '", "open"), ("", "generated")):
+        text = source(prompt=prompt, answer=answer)
+        facts = facts_of(text, plain)
+        assert (facts.reasoning, facts.markers, facts.opener_ids) == (reasoning, "template", ())
+        findings = Findings()
+        look_at_class(findings, build_profile(plain, ChatTemplate(text)), facts)
+        (finding,) = findings.of("ok")
+        says = "the prompt opens the reasoning" if prompt else "the model reasons, without markers"
+        assert finding.text.startswith(says)
+
+
+def test_control_strings_that_a_template_puts_together_are_of_the_stand_in() -> None:
+    """Brackets and the role's name are written apart, and only a rendering shows them whole."""
+    text = (
+        "{%- for m in messages -%}{{ '[|' + m.role + '|]' + m.content }}"
+        "{{ '[|endofturn|]' if m.role == 'assistant' else '<|' ~ 'over|>' }}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}{{ '[|assistant|]' }}{%- endif -%}"
+    )
+    tokenizer, template, profile = stand_in(text)
+    assert {"[|user|]", "[|assistant|]", "[|endofturn|]", "<|over|>"} <= tokenizer.control.keys()
+    facts = template_facts(tokenizer, template, profile)
+    assert facts.turn_end_ids == (tokenizer.control["[|endofturn|]"],)
+    assert (facts.append_only, facts.stop_is_role_marker) == (True, False)
 
 
 @pytest.mark.parametrize(("prompt", "answer"), [("'<think>'", THINKS), ("'<think>\\n'", SPACED)])

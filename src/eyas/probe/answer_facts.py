@@ -31,7 +31,8 @@ def look_at_class(
     elif facts.reasoning == "closed":
         text = f"the prompt closes the reasoning at once: it ends {end!r}"
     elif facts.reasoning == "generated" and facts.markers == "template":
-        text = f"the model writes the opener {opener!r} itself; the prompt ends {end!r}"
+        what = f"writes the opener {opener!r} itself" if opener else "reasons, without markers"
+        text = f"the model {what}; the prompt ends {end!r}"
     elif facts.reasoning == "generated":
         text = f"the template knows no reasoning; the vocabulary has {opener!r}, so the model may"
     elif facts.reasoning == "none" and facts.prompt_end is not None:

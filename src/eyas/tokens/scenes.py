@@ -169,6 +169,12 @@ class Scenes:
             return "unknown"
         opener, closer = self.profile.opener, self.profile.closer
         if opener is None or closer is None:
-            return "generated" if REASONING in (self.finished or "") else "none"
+            written, found, _ = (self.finished or "").partition(REASONING)
+            if not found:
+                return "none"
+            # Some open it in plain words, which history does not repeat.
+            header, lead = (text.rpartition(USER)[2] for text in (prompt, written))
+            opens = header.startswith(lead) and header[len(lead) :].strip()
+            return "open" if opens else "generated"
         state = prompt_state(prompt, opener.text, closer.text)
         return "generated" if state == "none" else state

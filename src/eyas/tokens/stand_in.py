@@ -15,12 +15,14 @@ from eyas.tokens.chat_template import ChatTemplate
 from eyas.tokens.history import turn_end
 from eyas.tokens.model_files import ModelFiles
 from eyas.tokens.profile import Profile, build_profile
+from eyas.tokens.role_headers import rendered
 from eyas.tokens.scenes import Scenes
 from eyas.tokens.template_files import TemplateText
 from eyas.tokens.tokenizer import Tokenizer, byte_alphabet
 
 CONTROL = re.compile(
     r"\[e~\[|\]~b\]|\]~!b\[|<[|｜][^<>|｜\s'\"]{1,40}[|｜]?>|</?[\w:-]+[|]?>|\[/?[A-Z_]{2,30}\]"
+    r"|\[\|[a-z_]{2,30}\|\]"
 )
 """Shapes of control strings, as far as a template's text shows them."""
 
@@ -49,8 +51,8 @@ def stand_in(
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
-    written = TemplateText(written) if isinstance(written, str) else written
-    source, tool_source = written
+    text = TemplateText(written) if isinstance(written, str) else written
+    source, tool_source = text
     template = ChatTemplate(
         source, tool_source=tool_source, special_tokens_map=SPECIAL, kwargs=kwargs, date=date
     )
@@ -58,7 +60,10 @@ def stand_in(
     backend = Backend(models.BPE({alphabet[byte]: byte for byte in range(256)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    strings = dict.fromkeys([*SPECIAL.values(), *CONTROL.findall(source + (tool_source or ""))])
+    question = {"role": "user", "content": "?"}
+    chat = rendered(template, [question, {"role": "assistant", "content": "!"}, question]) or ""
+    shown = "".join((source, tool_source or "", chat))
+    strings = dict.fromkeys([*SPECIAL.values(), *CONTROL.findall(shown)])
     backend.add_tokens([AddedToken(text, normalized=False, special=True) for text in strings])
     tokenizer = Tokenizer(
         backend=backend,

@@ -184,7 +184,7 @@ def _reads_back(
     return all(
         read.name == call.name
         and plain_arguments(read.arguments) == plain_arguments(call.arguments)
-        and (read.id in (None, call.id) or call.id not in sample.output)
+        and (read.id in (None, call.id) or str(call.id) not in sample.output)
         for read, call in zip(found.calls, sample.calls, strict=True)
     )
 
