@@ -186,6 +186,16 @@ def test_doubles_go_and_nothing_else(traces: list[Trace], copies: int) -> None:
     assert report.left_out.get("doubled", 0) == len(traces) + copies - len(every)
 
 
+def test_a_mask_is_the_same_however_its_stretches_lie() -> None:
+    traces = [
+        a_trace("c0/0", 0, [1], [2, 3, STOP]),
+        a_trace("c1/0", 0, [1], [2, 3, STOP], reasoning_start=2, reasoning_end=2),
+    ]
+    rows, report = exported(traces, parts=1, mask="no-reasoning", dedupe=True)
+    assert rows == {"c0/0/0": plain(traces[0])}
+    assert report.left_out == {"doubled": 1}
+
+
 def test_doubles_are_found_over_many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.export.exporting._BATCH_BYTES", 64)
     monkeypatch.setattr("eyas.store.table.Table.may_wait", property(lambda _: 3))

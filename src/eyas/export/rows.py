@@ -143,6 +143,8 @@ def _spans_of(traces: Any, begin: Numbers, end: Numbers, reasoning: bool) -> Any
             there = column.is_valid().to_numpy(zero_copy_only=False)
             place = np.clip(column.fill_null(0).to_numpy(zero_copy_only=False), begin, end)
             pairs[there, at, 1 - at] = place[there]
+        nothing = pairs[:, 0, 1] == pairs[:, 1, 0]  # equal masks are equal spans: none ends in two
+        pairs[nothing, 0, 1] = pairs[nothing, 1, 0] = end[nothing]
     return spans_array(pairs.reshape(-1, 2), np.repeat(np.arange(n), 2), n)
 
 
