@@ -124,6 +124,18 @@ def test_a_hub_directory_loads_by_its_name_alone(
     assert all(found[trace.id]["marks"] == trace.marks for trace in traces)
 
 
+def test_a_split_without_a_row_hides_no_other(run: Path, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    split = (("train", 1 - 1e-9), ("eval", 1e-9))
+    report = export_run(run, to="hf", out=tmp_path / "out", split=split)
+    assert {name: of.rows for name, of in report.splits.items()} == {
+        "train": report.rows, "eval": 0
+    }  # fmt: skip
+    read = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+    assert {name: len(rows) for name, rows in read.items()} == {"train": report.rows}
+    assert "| eval | 0 | 0 | 0 |" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_duckdb_and_polars_read_the_files(run: Path, traces: list[Any], tmp_path: Path) -> None:
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     export_run(run, to="parquet", out=tmp_path / "out", shards=3, columns=("metadata", "marks"))

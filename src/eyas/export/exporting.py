@@ -17,7 +17,7 @@ from eyas.errors import ConfigError, DamagedRun
 from eyas.export.forms import Finished, Form, Opening, Sink
 from eyas.export.options import ExportOptions
 from eyas.export.places import Shards, by_split, shuffled
-from eyas.export.report import ExportReport, Tally
+from eyas.export.report import ExportReport, SplitFigures, Tally
 from eyas.export.rows import NEEDED, rows_of, schema_with
 from eyas.export.staging import RECORD, Stage, check_place, staged
 from eyas.store import REJECTED, TRACES, Run
@@ -169,6 +169,7 @@ class _Export:
         """Read, choose and write."""
         tally = Tally(self.report, self._form.cuts_at)
         files = self._form.files(stage.path, self._options, self.sizes.ids)
+        self.report.splits = {split: SplitFigures() for split in files}
         with ExitStack() as stack:
             writer = stack.enter_context(_Writing(self._shards(files, stack) if write else {}))
             for rows in self._rows(stage):

@@ -30,9 +30,9 @@ def card(done: Finished) -> str:
     """The data set card, ``README.md``."""
     import yaml
 
-    folders = {
-        split: f"{paths[0].parent.name}/{split}-*.parquet" for split, paths in done.files.items()
-    }
+    # datasets loads nothing at all where one of the splits holds no row.
+    held = [split for split, of in done.report.splits.items() if of.rows] or list(done.files)
+    folders = {split: f"{done.files[split][0].parent.name}/{split}-*.parquet" for split in held}
     front = {
         "configs": [
             {

@@ -69,6 +69,7 @@ class ExportReport:
     lengths: dict[str, int] = field(default_factory=dict)
     """p50, p90, p99 and max of the written rows' ids."""
     splits: dict[str, SplitFigures] = field(default_factory=dict)
+    """Each split, those without a row too."""
     trainer_cuts: dict[str, int] = field(default_factory=dict)
     """What the trainer would cut at its own default length: `at`, `rows`, `supervised`, `emptied`."""
     trainer: list[str] = field(default_factory=list)
@@ -98,8 +99,7 @@ class Tally:
     def add(self, split: str, rows: Any) -> None:
         """Count a batch that goes to a split."""
         report, ids, ones = self._report, lengths(rows), supervised(rows)
-        of = report.splits.setdefault(split, SplitFigures())
-        for figures in (report, of):
+        for figures in (report, report.splits[split]):
             figures.rows += len(rows)
             figures.tokens += int(ids.sum())
             figures.supervised += int(ones.sum())
