@@ -357,3 +357,45 @@ def test_a_row_that_takes_the_server_down_is_found_and_only_it_is_rejected(
     assert engine.crashes <= 8
     assert set(failure.tries) == {"the connection broke"}
     assert sorted(engine.answered) == [row for row in rows if row != poison]
+
+
+def test_who_looks_when_the_server_is_back_is_not_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests take a server down together; one of them notices only when it is up again."""
+    monkeypatch.setattr(roster, "FIRST_PAUSE_S", 0.0)
+    late: list[tries.Tries] = []
+
+    class Fragile(Killed):
+        async def generate(self, request: Request) -> Generation:
+            if self.up and request.max_new_tokens > 1:
+                self.held.append(asyncio.get_running_loop().create_future())
+                for _ in range(200):
+                    await asyncio.sleep(0)
+                    if len(self.held) > 1:
+                        self.up = False
+                    if not self.up:
+                        break
+                self.held.pop()
+                if not self.up:
+                    raise TransportError("the connection broke")
+            if not self.up:
+                raise ServerUnreachable("nobody")
+            return good()
+
+    async def pause(
+        self: Pool, server: Server, own: tries.Tries, error: EngineError | None = None
+    ) -> None:
+        late.append(own)
+        before = server.downs
+        while own is late[0] and not (server.downs > before and server.up):
+            await asyncio.sleep(0)
+
+    async def run() -> list[Generation]:
+        engine = Fragile(-1)
+        pool = Pool([Server(engine, ServerInfo("scripted", engine.url), slots=2)])
+        asked = [pool.generate(Request([row], 4, 0)) for row in range(2)]
+        found = await asyncio.gather(*asked)
+        await pool.close()
+        return found
+
+    monkeypatch.setattr(Pool, "_pause", pause)
+    assert len(asyncio.run(run())) == 2

@@ -135,7 +135,7 @@ class Pool(Roster):
                         first=again or near is not None,
                     )
                 )
-                answered_before = server.answered
+                answered_before, downs_before = server.answered, server.downs
                 generation = await self._attempt(server, request, tokens)
             except _Moved as moved:
                 tokens = moved.tokens
@@ -168,18 +168,27 @@ class Pool(Roster):
                 error = TransportError(f"{server.url} went down while it held the request")
                 last = not server.up and self._count_down(tries, error, company)
             else:
-                last = await self._find_fault(server, error, tries, company, answered_before)
+                last = await self._find_fault(
+                    server, error, tries, company, answered_before, downs_before
+                )
             if last and generation is not None:
                 return generation  # an abort goes to the checks, which keep its ids
             if last:
                 raise tries.failure(error, server) from error
 
     async def _find_fault(
-        self, server: Server, error: EngineError, tries: Tries, company: int, before: int
+        self,
+        server: Server,
+        error: EngineError,
+        tries: Tries,
+        company: int,
+        before: int,
+        downs_before: int,
     ) -> bool:
         """Wait, and see whether a failure was the row's own; true if it was its last.
 
-        `before` is how many answers the server had given when the request was sent.
+        `before` is how many answers the server had given when the request was sent, and
+        `downs_before` how often it had gone down.
         """
         status = error.status if isinstance(error, BusyError) else None
         busy = status in _OVERLOADED
@@ -187,6 +196,8 @@ class Pool(Roster):
             self._check_patience(server, error)
         answered = before if busy else server.answered
         await self._pause(server, tries, error)
+        if server.downs != downs_before and not busy:  # others found it, and it may be back
+            return self._count_down(tries, error, company)
         fault = None
         if server.answered == answered and not (busy and server.attempts):  # nobody can tell
             fault = await self._witness.fault_of(server)

@@ -173,6 +173,7 @@ class Roster:
         if not server.up:
             return
         server.up = False
+        server.downs += 1
         if moves:
             server.take_away()
         others = [s for s in self.servers if s.usable]

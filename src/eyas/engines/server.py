@@ -81,6 +81,8 @@ class Server:
         self._most = min(info.slots or MOST_SLOTS, MOST_SLOTS)
         self.slots = slots or min(info.slots or DEFAULT_SLOTS, FIRST_SLOTS)
         self.up = True
+        self.downs = 0
+        """How often it went down."""
         self.refused: str | None = None
         """Why it gets nothing any more: other weights, another model, a key that it refuses."""
         self.held = 0
