@@ -121,5 +121,5 @@ def run_eyas(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """The command as a user runs it."""
     env = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", **more.pop("env", {})}
     return subprocess.run(
-        eyas_command(*arguments), capture_output=True, text=True, timeout=120, env=env, **more
+        eyas_command(*arguments), capture_output=True, text=True, timeout=600, env=env, **more
     )

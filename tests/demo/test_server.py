@@ -152,7 +152,7 @@ def test_a_person_sees_the_address_and_nothing_else(_xllamacpp: None, tmp_path: 
     child = child_of(person.pid)
     assert ask(url, "/health")["status"] == "ok"
     person.send_signal(signal.SIGINT)
-    rest, errors = person.communicate(timeout=20)
+    rest, errors = person.communicate(timeout=600)
     assert (person.returncode, rest, errors) == (0, "", "")
     assert not is_alive(child)
     assert list(tmp_path.iterdir()) == []
@@ -164,14 +164,14 @@ def test_it_ends_when_its_parent_is_killed(_xllamacpp: None, tmp_path: Path) -> 
     person.stdout.readline()
     child = child_of(person.pid)
     person.kill()
-    person.communicate(timeout=20)
+    person.communicate(timeout=600)
     wait_until_ended(child)
     assert not is_alive(child)
 
 
 def test_a_person_is_told_what_is_wrong(_xllamacpp: None, tmp_path: Path) -> None:
     person = start_for_a_person(tmp_path, "--model", str(tmp_path / "absent"))
-    _, errors = person.communicate(timeout=20)
+    _, errors = person.communicate(timeout=600)
     assert person.returncode == 2
     assert "There is no model file at" in errors
     assert "Traceback" not in errors

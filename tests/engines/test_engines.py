@@ -176,7 +176,7 @@ def capture_in_background(server: FaultServer, config: CaptureConfig) -> Callabl
         thread.join(0.005)
 
     def join() -> Summary:
-        thread.join(60)
+        thread.join(600)
         return done[0]
 
     return join

@@ -117,7 +117,7 @@ def test_those_of_a_capture_that_is_ended(
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         wait_for(lambda: server.running == 4 and len(server.requests) >= 44, child)
         child.send_signal(number)
-        _, error = child.communicate(timeout=60)
+        _, error = child.communicate(timeout=600)
         while server.running:  # the server needs a moment to see it
             threading.Event().wait(0.01)
     assert (child.returncode, "Traceback" in error) == (130, False)

@@ -67,7 +67,7 @@ def die_at(config: CaptureConfig, last: int, *, archive: bool = False) -> int | 
     context.set_forkserver_preload(IMPORTED)
     child = context.Process(target=dying, args=(config, last), kwargs={"archive": archive})
     child.start()
-    child.join(60)
+    child.join(600)
     return child.exitcode
 
 

@@ -68,7 +68,7 @@ def test_a_full_disk_is_waited_for(small_disk: Path, target: Target, tmp_path: P
             if "waiting for room" in line:
                 break
         subprocess.run(["mount", "-o", "remount,size=50m", str(small_disk)], check=True)
-        _, rest = child.communicate(timeout=120)
+        _, rest = child.communicate(timeout=600)
     assert child.returncode == 0
     assert "there is room again" in rest
     assert len(check_run(target, small_disk / "run")) == 1500
@@ -83,7 +83,7 @@ def test_a_file_size_limit_is_no_different(target: Target, tmp_path: Path) -> No
     with FaultServer(target) as server:
         command = arguments(server, prompts, tmp_path / "run")
         child = subprocess.run(
-            eyas_command(*command), capture_output=True, text=True, preexec_fn=limited, timeout=60
+            eyas_command(*command), capture_output=True, text=True, preexec_fn=limited, timeout=600
         )
         assert child.returncode == 4
         assert "cannot write" in child.stdout

@@ -27,7 +27,7 @@ def test_more_requests_than_open_files_are_allowed(
         done = subprocess.run(
             eyas_command("capture", str(prompts), "--no-probe", "--out", str(tmp_path / "run"), "--url",
                          server.url, "--tokenizer", str(TARGET), "--concurrency", "300"),
-            capture_output=True, text=True, timeout=120, preexec_fn=limited,
+            capture_output=True, text=True, timeout=600, preexec_fn=limited,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "too many open files" not in done.stderr

@@ -84,7 +84,7 @@ def code_of(work: Callable[..., None], out: Path, runs: list[Path], last: int) -
     )
     child = context.Process(target=work, args=(str(out), [str(run) for run in runs], last))
     child.start()
-    child.join(60)
+    child.join(600)
     return child.exitcode
 
 
