@@ -251,6 +251,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["/no/such/place"], "no such directory"),
         ([str(TARGET), "--date", "tomorrow"], "--date 'tomorrow' is no day"),
         ([str(TARGET), "--template-kwargs", "[1]"], "must be one object"),
+        ([str(TARGET), "--template-kwargs", '{"tools": []}'], "tools is no switch"),
         ([str(TARGET), "--chat-template", "/no/such.jinja"], "/no/such.jinja"),
     ],
 )

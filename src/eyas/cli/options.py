@@ -193,9 +193,15 @@ def one_mode(text: str) -> dict[str, Any]:
     """`json_switches` where there can be no mix of modes.
 
     Raises:
-        ConfigError: if it is no JSON object.
+        ConfigError: if it is no JSON object, or holds what is no switch.
     """
+    from eyas.modes import parse_mix
+
     value = json_switches(text)
     if isinstance(value, list):
         raise ConfigError(f"--template-kwargs {text!r} is a mix; here it must be one object")
+    try:
+        parse_mix(value)
+    except ValueError as error:
+        raise ConfigError(f"--template-kwargs {text!r}: {error}") from error
     return value
