@@ -156,27 +156,52 @@ def test_space_that_the_prompt_writes_is_no_part_of_an_answer(opens: str) -> Non
     assert not second.drifted
 
 
+def sharing() -> Tokenizer:
+    """One without markers, and with ids that an opener's end shares with what follows it."""
+    backend = json.loads(without_markers(TOKENIZER).backend.to_str())
+    vocabulary, merges = backend["model"]["vocab"], backend["model"]["merges"]
+    for first, last in ((">", '"'), ("<", "/"), (">", "</")):
+        rare = next(pair for pair in reversed(merges) if len("".join(pair)) > 3)
+        merges.remove(rare)
+        vocabulary[first + last] = vocabulary.pop("".join(rare))
+        merges.append([first, last])
+    return dataclasses.replace(TOKENIZER, backend=Backend.from_str(json.dumps(backend)))
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_an_opener_that_shares_an_id_with_what_the_model_thinks(closed: bool) -> None:
     """Where no id is the opener's own, its last byte may be in one with the first word."""
-    backend = json.loads(without_markers(TOKENIZER).backend.to_str())
-    backend["model"]["vocab"]['>"'] = 512
-    backend["model"]["merges"].append([">", '"'])
-    plain = dataclasses.replace(TOKENIZER, backend=Backend.from_str(json.dumps(backend)))
+    plain = sharing()
     source = KEPT.replace("{{- '<|assistant|><think>' -}}", "{{- '<|assistant|>' -}}")
     way = prompting(source, tokenizer=plain)
     output = plain.encode('<think>"Why" it' + "</think>Twelve" * closed)
-    assert 512 in output
+    shared = plain.encode('>"')
+    assert len(shared) == 1 and shared[0] in output
     first = way.prompt(Chat([QUESTION]))
     assert isinstance(first, Prompt)
     reading = way.profile.read(plain, first.ids, output)
     assert reading.reasoning == '"Why" it'
-    assert reading.start == len(first.ids) + output.index(512) + 1
+    assert reading.start == len(first.ids) + output.index(shared[0]) + 1
     if closed:
         assert reading.content == "Twelve"
         second, earlier = next_prompt(way, [*output, END])
         assert plain.decode(second.ids).startswith(plain.decode([*earlier.prompt_ids, *output]))
         assert not second.drifted
+
+
+def test_an_opener_that_shares_an_id_with_the_closer() -> None:
+    """Closed at once: the closer begins in the id that the opener ends in."""
+    plain = sharing()
+    source = KEPT.replace("{{- '<|assistant|><think>' -}}", "{{- '<|assistant|>' -}}")
+    way = prompting(source, tokenizer=plain)
+    output = [*plain.encode("<think></think>Twelve"), END]
+    assert len(shared := plain.encode("></")) == 1 and shared[0] in output
+    second, earlier = next_prompt(way, output)
+    reading = way.profile.read(plain, *earlier)
+    assert (reading.reasoning, reading.content, reading.closers) == ("", "Twelve", 1)
+    assert reading.start == reading.end
+    assert plain.decode(second.ids).startswith(plain.decode([*earlier.prompt_ids, *output]))
+    assert not second.drifted
 
 
 def test_the_outline_of_another_text_finds_nothing() -> None:

@@ -169,7 +169,8 @@ def generated_ids(
     closer = profile.closer
     if closer and reading.end is not None and tuple(ids[end : end + len(closer.ids)]) != closer.ids:
         # The closer shares ids with its neighbours, so the bytes say which ids are theirs.
-        return _around(closer.text, ids[reading.text_start : last], tokenizer)
+        parts = _around(closer.text, ids[reading.text_start : last], tokenizer)
+        return parts if (reading.reasoning or "").strip() else AnswerIds(None, parts.content)
     return AnswerIds(_without_space(tokenizer, ids[reading.text_start : end]) or None, content)
 
 

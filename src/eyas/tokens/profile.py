@@ -303,10 +303,13 @@ class Profile:
         ends = list(accumulate(map(len, pieces)))
         text, wanted = b"".join(pieces), self.closer.text.encode()
         found = []
-        at = text.find(wanted, ends[offset - 1] if offset else 0)
+        begin = ends[offset - 1] if offset else 0
+        if offset:  # the closer may begin in the id that the opener ends in
+            begin -= len(self._behind_opener(tokenizer, output_ids[:offset]))
+        at = text.find(wanted, begin)
         while at >= 0:
             first, after = bisect_right(ends, at), bisect_right(ends, at + len(wanted) - 1) + 1
-            found.append((first, after))
+            found.append((max(first, offset), after))
             at = text.find(wanted, at + len(wanted))
         return found
 
