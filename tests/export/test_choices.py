@@ -223,6 +223,8 @@ def test_refused_rows_are_counted_and_not_there(tmp_path: Path) -> None:
         ({"columns": ("turn", "ids")}, "--columns ids is not known; there is conversation_id"),
         ({"columns": ("turn", "marks", "turn")}, "--columns names turn twice"),
         ({"max_length": 0}, "--max-length 0: it must be 1 or more"),
+        ({"shuffle": 2**64}, "--shuffle 18446744073709551616: a seed has at most 64 bits"),
+        ({"shuffle": -(2**63) - 1}, "at most 64 bits"),
         ({"shards": 0}, "--shards 0: it must be 1 or more"),
         ({"shards": 10**6}, "at most"),
         ({"min_supervised": 0}, "--min-supervised-tokens 0"),
@@ -238,6 +240,13 @@ def test_a_bad_choice_is_one_sentence(choices: dict[str, Any], said: str) -> Non
         ExportOptions(**choices)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("seed", [2**64 - 1, 2**63, -(2**63)])
+def test_the_greatest_and_the_least_seed(seed: int) -> None:
+    traces = [a_trace(f"c{n}/0", 0, [n], [1, STOP]) for n in range(50)]
+    rows, _ = exported(traces, shuffle=seed)
+    assert set(rows) == {trace.id for trace in traces}
 
 
 def test_shares_as_they_are_written() -> None:

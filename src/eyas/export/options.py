@@ -75,6 +75,8 @@ class ExportOptions:
                 raise ConfigError(f"{option} {number}: it must be 1 or more")
         if self.shards is not None and self.shards > 99_999:
             raise ConfigError(f"--shards {self.shards}: at most 99999 files are written")
+        if self.shuffle is not None and not -(2**63) <= self.shuffle < 2**64:
+            raise ConfigError(f"--shuffle {self.shuffle}: a seed has at most 64 bits")
         if self.max_length is None and self.on_longer == CUT:
             raise ConfigError("--on-longer cut needs --max-length: the ids at which to cut")
         if self.max_length is not None and self.min_supervised > self.max_length:
