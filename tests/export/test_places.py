@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from capturing import run_eyas
 from exporting import STOP, a_trace, make_run, read_rows
+from eyas import Run
 from eyas.errors import ConfigError, DamagedRun, DiskFull
 from eyas.export import export_run
 from eyas.export.buckets import Buckets
@@ -261,3 +262,10 @@ def test_the_command_says_plan_and_outcome(run: Path, tmp_path: Path) -> None:
     shown = run_eyas("export", str(run), "--out", str(out), "--split", "train")
     assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr == "eyas: --split train: 'train' is no NAME:SHARE, such as train:0.98\n"
+
+
+def test_nothing_is_written_among_the_runs_own_files(run: Path) -> None:
+    with pytest.raises(ConfigError, match="among the run's own files"):
+        export_run(run, to="parquet", out=run / "traces" / "part-000009.parquet")
+    export_run(run, to="jsonl", out=run / "rows.jsonl")  # beside them is no harm
+    assert len(read_rows(run / "rows.jsonl")) == Run(run).count("traces")

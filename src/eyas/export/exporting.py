@@ -82,6 +82,11 @@ def export_run(
     if files > _MOST_FILES:
         raise ConfigError(f"--shards {chosen.shards}: at most {_MOST_FILES} files are written")
     opened = Run(run)
+    if opened.path.resolve() in place.resolve().parents[1:]:
+        raise ConfigError(
+            f"--out {place} lies among the run's own files, which would be taken for its rows; "
+            "name a place outside of it"
+        )
     target = None
     if form.text is not None:
         from eyas.export.texts import open_text_target
