@@ -15,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from eyas.errors import TokenizerError
 from eyas.ids import Ids
 from eyas.tokens.model_files import (
@@ -28,7 +30,6 @@ from eyas.tokens.model_files import (
 from eyas.tokens.template_files import JINJA, LEGACY, NAMED, TemplateText, template_of_directory
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from tokenizers import Tokenizer as Backend
 
     from eyas.tokens.template_function import TemplateFunction
@@ -149,7 +150,8 @@ class Tokenizer:
             return self.backend.decode(list(ids), skip_special_tokens=False).encode()
         try:
             if isinstance(ids, Ids):
-                return self._join_packed(ids)
+                found: list[bytes] = self._byte_array.take(ids.packed).tolist()
+                return b"".join(found)
             return b"".join(map(table.__getitem__, ids))
         except IndexError:
             return b"".join(table[i] if 0 <= i < len(table) else b"" for i in ids)
@@ -235,20 +237,13 @@ class Tokenizer:
             return None
         return table
 
-    def _join_packed(self, ids: Ids) -> bytes:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        taken = pc.call_function("array_take", [self._byte_column, pa.array(ids.packed)])
-        data: bytes = taken.buffers()[2].to_pybytes()
-        return data[: taken.total_values_length]
-
     @cached_property
-    def _byte_column(self) -> pa.BinaryArray:
-        """The same in one piece, from which Arrow joins ids without an object for each."""
-        import pyarrow as pa
+    def _byte_array(self) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
+        """The same as an array, from which packed ids take theirs in half the time.
 
-        return pa.array(self._bytes, pa.binary())
+        (Arrow's take is faster for long answers alone; beside other threads it costs far more.)
+        """
+        return np.array([*(self._bytes or ()), None], np.object_)[:-1]  # None: not one of strings
 
     def check_control_strings(self) -> None:
         """Raise TokenizerError unless every control string is one id when encoded."""
