@@ -117,6 +117,15 @@ def eyas_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "eyas", *arguments]
 
 
+def wait_for(condition: Callable[[], bool], child: subprocess.Popen[Any]) -> bool:
+    """Wait until a condition holds; false if the child ended before."""
+    while not condition():
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.005)
+            return False
+    return True
+
+
 def run_eyas(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """The command as a user runs it."""
     env = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", **more.pop("env", {})}

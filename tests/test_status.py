@@ -8,7 +8,6 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from capturing import (
     eyas_command,
     numbered,
     run_eyas,
+    wait_for,
     write_prompts,
 )
 from eyas import Run, capture
@@ -235,12 +235,6 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
-def wait_for(condition: Callable[[], bool], child: subprocess.Popen[bytes]) -> None:
-    while not condition():
-        assert child.poll() is None
-        time.sleep(0.02)
-
-
 def started(run: Path) -> bool:
     status = Status.load(run)
     return status is not None and status.counts.new > 0
@@ -258,7 +252,7 @@ def test_a_running_a_killed_and_a_finished_run(target: Target, tmp_path: Path) -
         arguments = command(server, prompts, run)
         child = start(*arguments)
         try:
-            wait_for(lambda: started(run), child)
+            assert wait_for(lambda: started(run), child)
             server.delay_s = 3600.0  # it stays as it is, however long the looking takes
             code, now = shown(str(run))
             assert (code, now["state"], now["pid"]) == (0, "running", child.pid)
@@ -290,7 +284,7 @@ def test_watching_until_the_end(target: Target, tmp_path: Path) -> None:
     watch = eyas_command("status", str(run), "--watch", "--json")
     with FaultServer(target, delay_s=0.5) as server:
         child = start(*command(server, prompts, run))
-        wait_for(lambda: started(run), child)
+        assert wait_for(lambda: started(run), child)
         with subprocess.Popen(watch, stdout=subprocess.PIPE, text=True) as watching:
             assert watching.stdout is not None
             lines = [watching.stdout.readline()]
@@ -309,7 +303,7 @@ def test_an_interrupted_run(target: Target, tmp_path: Path) -> None:
     prompts, run = write_prompts(tmp_path / "p.jsonl", numbered(500)), tmp_path / "run"
     with FaultServer(target, delay_s=0.2) as server:
         child = start(*command(server, prompts, run))
-        wait_for(lambda: started(run), child)
+        assert wait_for(lambda: started(run), child)
         child.terminate()
         assert child.wait(600) == 130
     code, now = shown(str(run))

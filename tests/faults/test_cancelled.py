@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from capturing import (
     config_for,
     eyas_command,
     numbered,
+    wait_for,
     write_prompts,
 )
 from eyas import capture, fleet
@@ -94,13 +93,6 @@ def test_those_that_move_to_another_server(target: Target, tmp_path: Path) -> No
     check_run(target, tmp_path / "run", summary)
 
 
-def wait_for(condition: Callable[[], bool], child: subprocess.Popen[str]) -> None:
-    while not condition():
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=0.01)
-            raise AssertionError(child.communicate())
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_those_of_a_capture_that_is_ended(
     number: signal.Signals, target: Target, tmp_path: Path
@@ -115,7 +107,9 @@ def test_those_of_a_capture_that_is_ended(
                                str(tmp_path / "run"), "--url", server.url, "--tokenizer",
                                str(TARGET), "--concurrency", "4")  # fmt: skip
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        wait_for(lambda: server.running == 4 and len(server.requests) >= 44, child)
+        assert wait_for(lambda: server.running == 4 and len(server.requests) >= 44, child), (
+            child.communicate()
+        )
         child.send_signal(number)
         _, error = child.communicate(timeout=600)
         while server.running:  # the server needs a moment to see it

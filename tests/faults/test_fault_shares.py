@@ -14,12 +14,19 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from capturing import capture_from, check_run, eyas_command, numbered, paired, write_prompts
+from capturing import (
+    capture_from,
+    check_run,
+    eyas_command,
+    numbered,
+    paired,
+    wait_for,
+    write_prompts,
+)
 from eyas import Run, fleet
 from eyas.checks import REFUSALS
 from eyas.demo.server import TARGET
@@ -217,9 +224,7 @@ def test_all_faults_and_kills_in_between(
     for _ in range(3):
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until = len(server.requests) + chosen.randint(20, 150)
-        while len(server.requests) < until and child.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=0.005)
+        wait_for(lambda until=until: len(server.requests) >= until, child)
         child.send_signal(signal.SIGKILL)
         child.wait()
         kept = {trace.id for trace in check_run(server.target, tmp_path / "run")}

@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from capturing import check_run, eyas_command, numbered, paired, run_eyas, write_prompts
+from capturing import check_run, eyas_command, numbered, paired, run_eyas, wait_for, write_prompts
 from eyas import Run
 from eyas.demo.server import TARGET
 from fault_server import Answer, Fault, FaultServer, Target
@@ -20,13 +18,6 @@ from fault_server import Answer, Fault, FaultServer, Target
 def arguments(server: FaultServer, prompts: Path, out: Path, *more: str) -> list[str]:
     return ["capture", str(prompts), "--no-probe", "--out", str(out), "--url", server.url, "--tokenizer",
             str(TARGET), "--max-new-tokens", "200", "--concurrency", "16", *more]  # fmt: skip
-
-
-def wait_for(condition: Callable[[], bool], child: subprocess.Popen[bytes]) -> None:
-    """Until a condition holds, or the child has ended."""
-    while not condition() and child.poll() is None:
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=0.005)
 
 
 @pytest.mark.parametrize("rows", [numbered(600), paired(300)], ids=["one turn", "two turns"])

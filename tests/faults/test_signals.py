@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from capturing import check_run, eyas_command, numbered, run_eyas, write_prompts
+from capturing import check_run, eyas_command, numbered, run_eyas, wait_for, write_prompts
 from eyas.demo.server import TARGET
 from fault_server import Answer, Fault, FaultServer, Target
 
@@ -26,17 +24,6 @@ def start(command: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(condition: Callable[[], bool], child: subprocess.Popen[str]) -> None:
-    """Until a condition holds; the child must still run then."""
-    for _ in range(6000):
-        if condition():
-            return
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=0.01)
-            break
-    raise AssertionError(child.communicate())
-
-
 @pytest.mark.parametrize(
     "signals", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGHUP, signal.SIGHUP]], ids=str
 )
@@ -48,7 +35,7 @@ def test_a_request_to_terminate_is_an_interrupt(
     with FaultServer(target, delay_s=0.02) as server:
         command = arguments(server, prompts, tmp_path / "run")
         child = start(command)
-        wait_for(lambda: len(server.requests) > 40, child)
+        assert wait_for(lambda: len(server.requests) > 40, child), child.communicate()
         for number in signals:
             child.send_signal(number)
         out, error = child.communicate(timeout=600)
@@ -70,7 +57,7 @@ def test_the_second_interrupt_ends_at_once(target: Target, tmp_path: Path) -> No
     with FaultServer(target, policy=policy) as server:
         command = arguments(server, prompts, tmp_path / "run")
         child = start(command)
-        wait_for(lambda: len(server.requests) >= 44, child)
+        assert wait_for(lambda: len(server.requests) >= 44, child), child.communicate()
         for _ in range(2):
             child.send_signal(signal.SIGINT)
         _, error = child.communicate(timeout=600)
@@ -92,7 +79,7 @@ def test_an_interrupt_before_anything_was_sent(target: Target, tmp_path: Path) -
 
     with FaultServer(target, policy=policy) as server:
         child = start(arguments(server, prompts, tmp_path / "run"))
-        wait_for(lambda: server.running > 0, child)
+        assert wait_for(lambda: server.running > 0, child), child.communicate()
         child.send_signal(signal.SIGINT)
         out, error = child.communicate(timeout=600)
     assert (child.returncode, out) == (130, "")
@@ -109,7 +96,7 @@ def test_a_hang_up_that_is_ignored_stays_ignored(target: Target, tmp_path: Path)
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), stderr=subprocess.PIPE,
             text=True,
         )  # fmt: skip
-        wait_for(lambda: len(server.requests) > 40, child)
+        assert wait_for(lambda: len(server.requests) > 40, child), child.communicate()
         child.send_signal(signal.SIGHUP)
         _, error = child.communicate(timeout=600)
     assert (child.returncode, "Traceback" in error) == (0, False)
