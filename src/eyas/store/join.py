@@ -22,6 +22,7 @@ from eyas.store.parts import (
     REJECTED,
     TRACES,
     part_name,
+    part_schema,
     part_writer,
     parts,
     read_batches,
@@ -164,10 +165,8 @@ class Join:
 
     def _rewrite(self, part: _Part, target: Path) -> int:
         """Write a part without the rows that are left out and with new names; returns its rows."""
-        import pyarrow.parquet as pq
-
         kept = 0
-        with part_writer(target, pq.read_schema(part.path)) as writer:
+        with part_writer(target, part_schema(part.path)) as writer:
             for group in read_groups(part.path):
                 table = self._changed(part.run, group)
                 if table.num_rows:

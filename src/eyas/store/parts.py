@@ -116,6 +116,18 @@ def _part_file(path: Path) -> Any:
     return pq.ParquetFile(path, page_checksum_verification=True)
 
 
+def part_schema(path: Path) -> Any:
+    """The Arrow schema of one part.
+
+    Raises:
+        DamagedRun: if the part cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    with _damage(path):
+        return pq.read_schema(path)
+
+
 def part_name(number: int) -> str:
     """``part-000012.parquet``."""
     return f"part-{number:06d}.parquet"

@@ -22,6 +22,7 @@ from eyas.store.parts import (
     REJECTED,
     TRACES,
     part_name,
+    part_schema,
     part_writer,
     parts,
     read_batches,
@@ -203,9 +204,8 @@ def _replace(path: Path, rows: set[int], archive: Path) -> None:
 def _write_rows(source: Path, rows: set[int], target: Path, *, keep: bool) -> None:
     """Write those rows of a part (or all but those) to another file."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    schema = arrow_schema(Trace) if keep else pq.read_schema(source)
+    schema = arrow_schema(Trace) if keep else part_schema(source)
     at = 0
     with part_writer(target, schema) as writer:
         for batch in read_batches(source):
