@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.checks import MARKS, REFUSALS, Checker, is_loop
+from eyas.checks import MARKS, REFUSALS, Checker
 from eyas.engines import Generation
-from eyas.ids import bad_prompt_id
+from eyas.ids import bad_prompt_id, is_loop
 from eyas.tokens import Profile, Tokenizer
 
 PROMPT = [508, 80, 506, 509, 510]

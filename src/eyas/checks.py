@@ -10,7 +10,6 @@ stop id is part of the output and of its count holds on both.
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from eyas.engines.base import Generation
-from eyas.ids import Ids, Packed, as_list, first_bad, first_difference, pack
+from eyas.ids import Ids, Packed, as_list, first_bad, first_difference, is_loop, pack
 from eyas.tokens import Profile, Tokenizer
 
 REFUSALS: dict[str, str] = {
@@ -136,9 +135,7 @@ class Checker:
         if max_new_tokens is not None and len(ids) > max_new_tokens:
             refusal = "budget", f"{len(ids)} output ids came; {max_new_tokens} were asked for"
             return Verdict(*refusal)
-        refusal = self._stop(generation, ids, notable) or self._second_account(
-            generation, ids, packed
-        )
+        refusal = self._stop(generation, ids, notable) or self._second_account(generation, packed)
         if refusal is not None:
             return Verdict(*refusal)
         if before:
@@ -239,16 +236,15 @@ class Checker:
                 )
         return None
 
-    def _second_account(
-        self, g: Generation, ids: Sequence[int], packed: Packed
-    ) -> tuple[str, str] | None:
+    def _second_account(self, g: Generation, packed: Packed) -> tuple[str, str] | None:
+        ids = packed.data
         if self.want_logprobs and (g.logprob_ids is None or g.logprobs is None):
             return "no_logprobs", "log-probabilities were asked for, and the engine gave none"
         if g.logprob_ids is not None and g.logprob_ids != list(ids):
             at = first_difference(ids, g.logprob_ids)
             return "logprob_ids", f"log-probabilities and output ids differ at output id {at}"
         told = g.text is not None and (g.text or g.writes_text)
-        if told and g.text is not None and not self._same_text(g, ids, packed):
+        if told and g.text is not None and not self._same_text(g, packed):
             ours = self.tokenizer.decode(ids)
             at = first_difference(ours, g.text)
             return "text", (
@@ -257,22 +253,22 @@ class Checker:
             )
         return None
 
-    def _same_text(self, g: Generation, ids: Sequence[int], packed: Packed) -> bool:
+    def _same_text(self, g: Generation, packed: Packed) -> bool:
         """Whether the engine's text is one of the ways in which engines decode these ids.
 
         An id that it stopped at is trimmed, or shown if it is a control string; special ids are
         shown or skipped; unfinished characters may have become any number of U+FFFD, or nothing.
         """
         text, ended = g.text or "", g.finish_reason == "stop"
-        whole, last = self.tokenizer.join(Ids(packed)), self.tokenizer.join(ids[-1:])
+        whole, last = self.tokenizer.join(Ids(packed)), self.tokenizer.join(packed.data[-1:])
         likely = whole[: len(whole) - len(last)] if ended else whole
         if text.encode("utf-8", "surrogatepass") == likely:
             if not self._plain_text and self._with_spaces(text) != text:
                 self._plain_text.append(True)
             return True
+        ids: list[int] = packed.tolist()
         control = ids[-1] in self.tokenizer.control.values()
         unfinished = not ended and "\ufffd" in self.tokenizer.decode(ids[-1:])
-        ids = list(ids)
         parts = [ids[:-1] if ended else ids]
         if control or unfinished:
             parts.append(ids if ended else ids[:-1])
@@ -374,35 +370,6 @@ class Checker:
             for header in self.profile.role_headers
             for at in notable
         )
-
-
-_LOOP_PERIODS = 128
-_LOOP_REPEATS = 4
-_LOOP_IDS = 64
-
-
-def is_loop(ids: Sequence[int]) -> bool:
-    """Whether the ids end in an n-gram (of at most 128 ids) repeated to the end.
-
-    It must be there at least 4 times and fill at least 64 ids, so that a short rule of dashes
-    or a "ha ha ha" does not count.
-    """
-    if len(ids) < _LOOP_IDS:
-        return False
-    ids = ids[-_LOOP_REPEATS * _LOOP_PERIODS :]
-    end = ids if isinstance(ids, memoryview) else array("q", ids)
-    n, size, tail = len(end), end.itemsize, end.tobytes()
-    last = tail[-size:]
-    at = tail.find(last, size * (n - 1 - min(_LOOP_PERIODS, n // _LOOP_REPEATS)), -size)
-    while at >= 0:
-        period = n - 1 - at // size
-        span = max(_LOOP_REPEATS * period, _LOOP_IDS + period)
-        if at % size == 0 and span <= n:  # and not in the middle of two ids
-            repeated = tail[size * (n - span + period) :]
-            if repeated == tail[size * (n - span) : -size * period]:
-                return True
-        at = tail.find(last, at + 1, -size)
-    return False
 
 
 def _without_replacements(text: str) -> str:

@@ -127,6 +127,35 @@ def first_difference(a: Sequence[object], b: Sequence[object]) -> int:
     return min(len(a), len(b))
 
 
+_LOOP_PERIODS = 128
+_LOOP_REPEATS = 4
+_LOOP_IDS = 64
+
+
+def is_loop(ids: Sequence[int]) -> bool:
+    """Whether the ids end in an n-gram (of at most 128 ids) repeated to the end.
+
+    It must be there at least 4 times and fill at least 64 ids, so that a short rule of dashes
+    or a "ha ha ha" does not count.
+    """
+    if len(ids) < _LOOP_IDS:
+        return False
+    ids = ids[-_LOOP_REPEATS * _LOOP_PERIODS :]
+    end = ids if isinstance(ids, memoryview) else array("q", ids)
+    n, size, tail = len(end), end.itemsize, end.tobytes()
+    last = tail[-size:]
+    at = tail.find(last, size * (n - 1 - min(_LOOP_PERIODS, n // _LOOP_REPEATS)), -size)
+    while at >= 0:
+        period = n - 1 - at // size
+        span = max(_LOOP_REPEATS * period, _LOOP_IDS + period)
+        if at % size == 0 and span <= n:  # and not in the middle of two ids
+            repeated = tail[size * (n - span + period) :]
+            if repeated == tail[size * (n - span) : -size * period]:
+                return True
+        at = tail.find(last, at + 1, -size)
+    return False
+
+
 class IdReader:
     """Reads JSON objects in which some lists are ids."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from eyas.checks import is_loop
+from eyas.ids import is_loop
 from eyas.verify.drift import Drift
 from eyas.verify.faults import Tally
 from eyas.verify.reference import Reference
