@@ -303,9 +303,9 @@ class Profile:
         ends = list(accumulate(map(len, pieces)))
         text, wanted = b"".join(pieces), self.closer.text.encode()
         found = []
-        begin = ends[offset - 1] if offset else 0
+        begin = 0
         if offset:  # the closer may begin in the id that the opener ends in
-            begin -= len(self._behind_opener(tokenizer, output_ids[:offset]))
+            begin = ends[offset - 1] - len(self._behind_opener(tokenizer, output_ids[:offset]))
         at = text.find(wanted, begin)
         while at >= 0:
             first, after = bisect_right(ends, at), bisect_right(ends, at + len(wanted) - 1) + 1

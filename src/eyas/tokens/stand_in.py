@@ -16,7 +16,7 @@ from eyas.tokens.history import turn_end
 from eyas.tokens.model_files import ModelFiles
 from eyas.tokens.profile import Profile, build_profile
 from eyas.tokens.role_headers import rendered
-from eyas.tokens.scenes import Scenes
+from eyas.tokens.scenes import Scenes, answer, user
 from eyas.tokens.template_files import TemplateText
 from eyas.tokens.tokenizer import Tokenizer, byte_alphabet
 
@@ -51,8 +51,7 @@ def stand_in(
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
-    text = TemplateText(written) if isinstance(written, str) else written
-    source, tool_source = text
+    source, tool_source = TemplateText(written) if isinstance(written, str) else written
     template = ChatTemplate(
         source, tool_source=tool_source, special_tokens_map=SPECIAL, kwargs=kwargs, date=date
     )
@@ -60,8 +59,7 @@ def stand_in(
     backend = Backend(models.BPE({alphabet[byte]: byte for byte in range(256)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    question = {"role": "user", "content": "?"}
-    chat = rendered(template, [question, {"role": "assistant", "content": "!"}, question]) or ""
+    chat = rendered(template, [user(), answer(reasoning=None), user()]) or ""
     shown = "".join((source, tool_source or "", chat))
     strings = dict.fromkeys([*SPECIAL.values(), *CONTROL.findall(shown)])
     backend.add_tokens([AddedToken(text, normalized=False, special=True) for text in strings])
