@@ -11,7 +11,7 @@ DEV    := $(VENV)/.ready-dev
 help:           ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-$(READY): requirements/demo.lock pyproject.toml
+$(READY): requirements/demo.lock pyproject.toml hatch_build.py src/eyas/core/_fast.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "eyas needs Python 3.11 or newer; name one with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)

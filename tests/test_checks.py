@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -187,7 +186,6 @@ def test_loops_are_those_that_are_meant(
     ids = before + stretch * repeats
     ids = ids[: len(ids) - cut]
     assert is_loop(ids) == ends_in_a_loop(ids)
-    assert is_loop(np.array(ids, np.uint32).data) == ends_in_a_loop(ids)
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), unique=True, max_size=300))

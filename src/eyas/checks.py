@@ -10,14 +10,14 @@ stop id is part of the output and of its count holds on both.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
+from eyas import core
 from eyas.engines.base import Generation
-from eyas.ids import Ids, Packed, as_list, first_bad, first_difference, is_loop, pack
+from eyas.ids import Ids, as_list, first_bad, first_difference, pack
 from eyas.tokens import Profile, Tokenizer
 
 REFUSALS: dict[str, str] = {
@@ -128,10 +128,10 @@ class Checker:
         if refusal is not None:
             return Verdict(*refusal)
         packed = pack(generation.output_ids)
-        if packed is None or packed.max() >= self.profile.vocab_size:
+        notable = None if packed is None else core.find(packed.data, self._notable)
+        if packed is None or notable is None:
             return Verdict(*self._bad_id(as_list(generation.output_ids)))
-        ids = packed.data
-        notable = self._notable_in(packed)
+        ids = packed.view
         if max_new_tokens is not None and len(ids) > max_new_tokens:
             refusal = "budget", f"{len(ids)} output ids came; {max_new_tokens} were asked for"
             return Verdict(*refusal)
@@ -139,9 +139,9 @@ class Checker:
         if refusal is not None:
             return Verdict(*refusal)
         if before:
-            packed = np.concatenate((np.array(before, np.uint32), packed))
-            ids, notable = packed.data, self._notable_in(packed)
-        return self._mark(prompt_ids, generation, ids, notable)
+            packed = Ids(array("i", before).tobytes() + packed.data)
+            notable = core.find(packed.data, self._notable) or []
+        return self._mark(prompt_ids, generation, packed, notable)
 
     def _finish(self, g: Generation) -> tuple[str, str] | None:
         if g.finish_reason not in ("stop", "length"):
@@ -184,8 +184,8 @@ class Checker:
         return f"{given} output ids came, and the engine counts {counted}"
 
     @cached_property
-    def _notable(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which ids of the vocabulary mean something by themselves.
+    def _notable(self) -> bytes:
+        """Which ids of the vocabulary mean something by themselves: a byte for each id.
 
         The stop ids, the closer, and the first ids of role headers.
         """
@@ -193,14 +193,7 @@ class Checker:
         wanted = {*profile.stop_ids, *(header[0] for header in profile.role_headers)}
         if profile.closer is not None:
             wanted.update(profile.closer.ids)
-        table = np.zeros(profile.vocab_size, np.bool_)
-        table[[i for i in wanted if 0 <= i < profile.vocab_size]] = True
-        return table
-
-    def _notable_in(self, packed: Packed) -> list[int]:
-        """The positions of ids that mean something."""
-        places: list[int] = self._notable.take(packed).nonzero()[0].tolist()
-        return places
+        return bytes(map(wanted.__contains__, range(profile.vocab_size)))
 
     def _bad_id(self, ids: list[int]) -> tuple[str, str]:
         size = self.profile.vocab_size
@@ -236,15 +229,14 @@ class Checker:
                 )
         return None
 
-    def _second_account(self, g: Generation, packed: Packed) -> tuple[str, str] | None:
-        ids = packed.data
+    def _second_account(self, g: Generation, ids: Ids) -> tuple[str, str] | None:
         if self.want_logprobs and (g.logprob_ids is None or g.logprobs is None):
             return "no_logprobs", "log-probabilities were asked for, and the engine gave none"
-        if g.logprob_ids is not None and g.logprob_ids != list(ids):
+        if g.logprob_ids is not None and ids != g.logprob_ids:
             at = first_difference(ids, g.logprob_ids)
             return "logprob_ids", f"log-probabilities and output ids differ at output id {at}"
         told = g.text is not None and (g.text or g.writes_text)
-        if told and g.text is not None and not self._same_text(g, packed):
+        if told and g.text is not None and not self._same_text(g, ids):
             ours = self.tokenizer.decode(ids)
             at = first_difference(ours, g.text)
             return "text", (
@@ -253,20 +245,18 @@ class Checker:
             )
         return None
 
-    def _same_text(self, g: Generation, packed: Packed) -> bool:
+    def _same_text(self, g: Generation, packed: Ids) -> bool:
         """Whether the engine's text is one of the ways in which engines decode these ids.
 
         An id that it stopped at is trimmed, or shown if it is a control string; special ids are
         shown or skipped; unfinished characters may have become any number of U+FFFD, or nothing.
         """
         text, ended = g.text or "", g.finish_reason == "stop"
-        whole, last = self.tokenizer.join(Ids(packed)), self.tokenizer.join(packed.data[-1:])
-        likely = whole[: len(whole) - len(last)] if ended else whole
-        if text.encode("utf-8", "surrogatepass") == likely:
+        if self.tokenizer.spells(Ids(packed.data[:-4]) if ended else packed, text):
             if not self._plain_text and self._with_spaces(text) != text:
                 self._plain_text.append(True)
             return True
-        ids: list[int] = packed.tolist()
+        ids = packed.tolist()
         control = ids[-1] in self.tokenizer.control.values()
         unfinished = not ended and "\ufffd" in self.tokenizer.decode(ids[-1:])
         parts = [ids[:-1] if ended else ids]
@@ -312,9 +302,9 @@ class Checker:
         return forms
 
     def _mark(
-        self, prompt_ids: Sequence[int], g: Generation, ids: Sequence[int], notable: list[int]
+        self, prompt_ids: Sequence[int], g: Generation, packed: Ids, notable: list[int]
     ) -> Verdict:
-        profile = self.profile
+        profile, ids = self.profile, packed.view
         start, end, after, closers = profile.spans(self.tokenizer, prompt_ids, ids, among=notable)
         verdict = Verdict()
         if start != end:  # closed at once: there is none
@@ -347,12 +337,12 @@ class Checker:
             first, last = profile.content_span(
                 self.tokenizer, ids, after - len(prompt_ids), len(ids) - 1
             )
-            if all(not self.tokenizer.join(ids[at : at + 8]).strip()
+            if all(self.tokenizer.is_blank(ids[at : at + 8])
                    for at in range(first, last, 8)):  # fmt: skip
                 marks.append("empty_answer")
         if closers > (start is not None):
             marks.append("second_closer")
-        if is_loop(ids[:-1] if ended else ids):
+        if core.is_loop(packed.data[:-4] if ended else packed.data):
             marks.append("loop")
         if self._has_role_header(ids, notable):
             marks.append("role_header")

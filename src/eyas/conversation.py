@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -91,16 +92,16 @@ class BadLine:
     """What stood there, cut to a length that can be shown."""
 
 
+_LENGTH = struct.Struct("<Q").pack
+
+
 def digest(*parts: bytes) -> bytes:
     """16 bytes of BLAKE2b over length-prefixed parts (so that borders between them count)."""
-    h = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        h.update(len(part).to_bytes(8, "little"))
-        h.update(part)
-    return h.digest()
+    framed = b"".join([piece for part in parts for piece in (_LENGTH(len(part)), part)])
+    return hashlib.blake2b(framed, digest_size=16).digest()
 
 
-_CANONICAL = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY
+_CANONICAL = orjson.OPT_SORT_KEYS
 
 
 def conversation_key(given_id: str | None, content: Any) -> bytes:

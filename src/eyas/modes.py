@@ -8,7 +8,7 @@ profile holds for all modes, or they are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -42,10 +42,11 @@ class Mode:
     end_begins_message: bool = False
     """Whether that id belongs to the next message."""
 
-    @property
-    def text(self) -> str:
-        """The switches as JSON, as rows have them."""
-        return orjson.dumps(self.kwargs).decode()
+    text: str = field(init=False)
+    """The switches as JSON, as rows have them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", orjson.dumps(self.kwargs).decode())
 
     def as_dict(self) -> dict[str, Any]:
         """For the manifest."""

@@ -7,9 +7,11 @@ lengths, so neither is stored. Field order is column order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
+
+from eyas import core
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -158,9 +160,9 @@ def arrow_schema(kind: type[Trace] | type[Rejected]) -> pa.Schema:
 
 def to_table(
     kind: type[Trace] | type[Rejected],
-    columns: Sequence[bytes],
-    prompt_ids: Sequence[bytes],
-    output_ids: Sequence[bytes],
+    columns: list[bytes],
+    prompt_ids: list[bytes],
+    output_ids: list[bytes],
 ) -> pa.Table:
     """Rows as an Arrow table, made from JSON without a Python object a value.
 
@@ -200,33 +202,22 @@ def to_table(
     )
 
 
-_PARSED_TOGETHER = 64
-"""Lists of ids; more would not fit into the processor's caches."""
-
-
-def _id_lists(rows: Sequence[bytes]) -> pa.ListArray:
+def _id_lists(rows: list[bytes]) -> pa.ListArray:
     """A list<int32> column from JSON lists."""
     import numpy as np
     import pyarrow as pa
-    import simdjson
 
-    lengths = [0 if row in (b"[]", b"null") else row.count(b",") + 1 for row in rows]
-    given = [row for row, length in zip(rows, lengths, strict=True) if length]
-    parser, pieces = simdjson.Parser(), [np.zeros(0, np.int32)]
-    for at in range(0, len(given), _PARSED_TOGETHER):
-        together = b"[%b]" % b",".join(given[at : at + _PARSED_TOGETHER])
-        # Nothing may refer to the last list when the next one is parsed.
-        flat = cast("simdjson.Array", parser.parse(together)).as_buffer(of_type="i")
-        pieces.append(np.frombuffer(flat, np.int64).astype(np.int32))  # lists in it are flattened
-    values = np.concatenate(pieces)
+    values, lengths = core.read_lists(rows)
     ends = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(lengths, out=ends[1:])
+    np.cumsum(np.frombuffer(lengths, np.int32), out=ends[1:])
     valid = np.packbits([row != b"null" for row in rows], bitorder="little")
     return pa.ListArray.from_buffers(
         pa.list_(pa.field("element", pa.int32())),
         len(rows),
         [pa.py_buffer(valid), pa.py_buffer(ends)],
-        children=[pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(values)])],
+        children=[
+            pa.Array.from_buffers(pa.int32(), len(values) // 4, [None, pa.py_buffer(values)])
+        ],
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from eyas.conversation import BadLine, Message
-from eyas.ids import Ids, as_list, as_row, bad_prompt_id, pack
+from eyas.ids import as_list, as_row, bad_prompt_id, pack
 from eyas.jobs import Job, refused_row
 from eyas.prompting import PROMPT_REASONS, Chat, Earlier, Prompt, Prompting, Refusal
 from eyas.store import OPEN, REFUSED, TRUNCATED
@@ -259,8 +259,8 @@ class Turns:
         ids = prompt.ids
         if not ids:
             return self.refuse(job, "empty_prompt", TURN_REASONS["empty_prompt"])
-        packed, size = pack(ids), self.prompting.profile.vocab_size
-        given = ids if packed is None else Ids(packed)
+        size = self.prompting.profile.vocab_size
+        given = pack(ids) or ids
         at = bad_prompt_id(given, size)
         if at is not None:
             return self.refuse(

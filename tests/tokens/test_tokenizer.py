@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from eyas.checks import Checker
 from eyas.demo.server import TARGET
 from eyas.engines import Generation
-from eyas.ids import Ids
+from eyas.ids import pack
 from eyas.tokens import Tokenizer, build_profile, load_tokenizer
 from eyas.tokens.tokenizer import ModelFiles
 
@@ -80,7 +79,26 @@ def test_an_honest_answer_passes_with_text_as_engines_show_it() -> None:
     assert checker.judge([260], generation).refusal == "text"
 
 
-@given(st.lists(st.integers(0, 520) | st.sampled_from([2**31, 2**32 - 1]), max_size=40))
-def test_packed_ids_stand_for_the_same_bytes(ids: list[int]) -> None:
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, TOKENIZER])
+@given(st.lists(st.integers(0, 520) | st.sampled_from([2**31 - 1, -1]), max_size=40))
+def test_packed_ids_spell_what_they_stand_for(tokenizer: Tokenizer, ids: list[int]) -> None:
     """Unknown ones among them, which stand for nothing."""
-    assert BYTE_LEVEL.join(Ids(np.array(ids, np.uint32))) == BYTE_LEVEL.join(ids)
+    known = [i for i in ids if i >= 0]  # what a tokenizer's own decoder takes
+    packed = pack(ids if tokenizer.is_byte_level else known)
+    assert packed is not None
+    joined = tokenizer.join(known)
+    assert tokenizer.join(packed) == joined
+    assert not tokenizer.spells(packed, joined.decode("utf-8", "replace") + "x")
+    try:
+        text = joined.decode()
+    except UnicodeDecodeError:
+        assert not tokenizer.spells(packed, joined.decode("utf-8", "replace"))
+    else:
+        assert tokenizer.spells(packed, text)
+
+
+@given(st.lists(st.sampled_from([*BYTE_LEVEL.encode(" \n\t  a"), 511, 512, -1, 2**31 - 1]), max_size=5))
+def test_what_is_blank_joins_to_white_space(ids: list[int]) -> None:
+    assert BYTE_LEVEL.is_blank(ids) == (not BYTE_LEVEL.join(ids).strip())
+    known = TOKENIZER.encode(" a")[: len(ids) % 3]
+    assert TOKENIZER.is_blank(known) == (not TOKENIZER.join(known).strip())

@@ -28,11 +28,13 @@ from eyas.errors import (
     ServerUnreachable,
     TransportError,
 )
-from eyas.ids import IdReader, as_json
+from eyas.ids import as_json, read_object
 
 _BUSY = frozenset((408, 425, 429))
 _GET_PAUSES_S = (0.1, 0.3, 0.9)
 """Between tries of a page whose server is busy."""
+_IDS = ("output_ids", "prompt_token_ids")
+"""The lists of ids in an answer."""
 _SHOWN = 300
 """Characters of a server's message that are passed on."""
 
@@ -73,7 +75,6 @@ class HttpClient:
         given = urlsplit(url if "://" in url else f"http://{url}")
         self._login = (given.username, given.password or "") if given.username else None
         self._open: Wire | None = None
-        self._ids = IdReader("output_ids", "prompt_token_ids")
 
     @property
     def _wire(self) -> Wire:
@@ -103,10 +104,10 @@ class HttpClient:
         Raises:
             EngineError: the kind that fits; see `eyas.errors`.
         """
-        data = orjson.dumps(body, default=as_json, option=orjson.OPT_SERIALIZE_NUMPY)
+        data = orjson.dumps(body, as_json)
         status, headers, raw = await self._request("POST", path, data)
         if packed and status == 200:
-            value = self._ids.read(raw)
+            value = read_object(raw, _IDS)
             if value is not None and not _is_error(value):
                 return value
         return self._parse(status, headers, raw)

@@ -37,7 +37,7 @@ class Prefixes:
         packed = pack(prompt_ids) if count >= LEVELS[-1] else None
         marks = []
         if packed is not None:
-            marks = [hash(packed[:n].tobytes()) for n in LEVELS if count >= n]
+            marks = [hash(packed.data[: 4 * n]) for n in LEVELS if count >= n]
         if group is not None:
             marks.insert(0, hash(group))
         return tuple(marks)

@@ -35,6 +35,9 @@ _KEPT = (
 """Fields of /server_info and /model_info that are kept. The rest is dropped: it has keys."""
 
 
+_LISTS = (list, Ids)
+
+
 class SGLang(HttpEngine):
     """An SGLang server (or its router) at one address."""
 
@@ -194,14 +197,14 @@ def read_answer(answer: dict[str, Any]) -> Generation:
         refusal = f"the weights changed during the generation: {spans}"
     said_abort = isinstance(finish, dict) and kind not in ("stop", "length")
     return Generation(
-        output_ids=ids if isinstance(ids, list | Ids) else [],
+        output_ids=ids if isinstance(ids, _LISTS) else [],
         finish_reason=f"{kind}: {finish.get('message')}" if said_abort and isinstance(finish, dict)
         and finish.get("message") else as_text(kind),
         matched=matched,
         length=as_int(finish.get("length")) if isinstance(finish, dict) else None,
         prompt_tokens=as_int(meta.get("prompt_tokens")),
         completion_tokens=as_int(meta.get("completion_tokens")),
-        prompt_echo=echo if isinstance(echo, list | Ids) else None,
+        prompt_echo=echo if isinstance(echo, _LISTS) else None,
         text=text if isinstance(text, str) else None,
         logprob_ids=logprob_ids,
         logprobs=logprobs,

@@ -97,14 +97,15 @@ class Witness:
 
     def __init__(self) -> None:
         self._request = Request([1], 1, 0)
-        self._known_good = False
+        self._shortest: int | None = None
+        """Ids of the shortest prompt that was answered."""
         self._asking: dict[Server, asyncio.Task[EngineError | None]] = {}
 
     def remember(self, request: Request) -> None:
         """A request was answered: its prompt, if it is the shortest, is one to ask with."""
-        if not self._known_good or len(request.prompt_ids) < len(self._request.prompt_ids):
-            self._request = Request(request.prompt_ids, 1, 0)
-            self._known_good = True
+        length = len(request.prompt_ids)
+        if self._shortest is None or length < self._shortest:
+            self._request, self._shortest = Request(request.prompt_ids, 1, 0), length
 
     async def fault_of(self, server: Server) -> EngineError | None:
         """None if the server gives a token, else what it does instead. One question at a time."""

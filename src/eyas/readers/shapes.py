@@ -235,9 +235,9 @@ def _prompt_ids(value: Any, name: str) -> Ids:
     if type(value) is not list or not value:
         seen = "an empty list" if value == [] else _kind(value)
         raise Refused("bad_prompt_ids", f"column {name!r} holds {seen}, not a list of ids")
-    packed = pack(value)
-    if packed is not None and packed.max() < 2**31:  # negative ids are above
-        return Ids(packed)
+    packed = pack(value, 0)
+    if packed is not None:
+        return packed
     wrong = first_bad(value, 2**31) or 0
     what = "" if type(value[wrong]) is int else f" ({_kind(value[wrong])})"
     raise Refused(

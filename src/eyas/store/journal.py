@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from eyas.ids import as_json
+from eyas import core
+from eyas.ids import Ids
 from eyas.store.files import disk_errors, sync_directory
 from eyas.trace import Rejected, Trace
 
@@ -105,7 +106,7 @@ def encode_line(row: Trace | Rejected) -> bytes:
 
 
 def _ids_json(ids: list[int] | None) -> bytes:
-    return orjson.dumps(ids, default=as_json, option=orjson.OPT_SERIALIZE_NUMPY)
+    return core.write_list(ids.data) if isinstance(ids, Ids) else orjson.dumps(ids)
 
 
 def read_segment(path: Path, kind: str) -> Iterator[Line]:

@@ -62,7 +62,8 @@ class Writer:
         self._sync_every_s = sync_every_s
         self._seal_bytes = seal_bytes
         self._queue: list[Trace | Rejected] = []
-        self._changed = threading.Condition()
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
         self._closing = False
         self._flushing = False
         self._unsynced = [0, 0]
@@ -91,7 +92,7 @@ class Writer:
         Raises:
             EyasError: the failure that stopped the writer.
         """
-        with self._changed:
+        with self._mutex:
             if self.error is not None:
                 raise self.error
             self._queue.extend(rows)

@@ -225,8 +225,8 @@ def _lying_in(
 
 def _without_space(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
     first, last = 0, len(ids)
-    while first < last and not tokenizer.join(ids[first : first + 1]).strip():
+    while first < last and tokenizer.is_blank(ids[first : first + 1]):
         first += 1
-    while first < last and not tokenizer.join(ids[last - 1 : last]).strip():
+    while first < last and tokenizer.is_blank(ids[last - 1 : last]):
         last -= 1
     return tuple(ids[first:last])

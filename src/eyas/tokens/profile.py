@@ -154,7 +154,7 @@ class Profile:
         for at in range(len(tail) - len(marker), -1, -1):
             if tuple(tail[at : at + len(marker)]) == marker:
                 end = at + len(marker)
-                return first + end if not tokenizer.join(tail[end:]).strip() else None
+                return first + end if tokenizer.is_blank(tail[end:]) else None
         if len(marker) == 1:
             return None
         pieces = tokenizer.pieces(tail)
@@ -212,7 +212,7 @@ class Profile:
     ) -> tuple[int, int]:
         """Where the content lies within ids of an answer, without the markers around it."""
         first = start
-        while first < min(end, start + 3) and not tokenizer.join(ids[first : first + 1]).strip():
+        while first < min(end, start + 3) and tokenizer.is_blank(ids[first : first + 1]):
             first += 1
         for opener in self.content_openers:
             after = first + len(opener.ids)
@@ -274,7 +274,7 @@ class Profile:
         for at in range(min(4, len(output_ids))):
             if tuple(output_ids[at : at + len(marker)]) == marker:
                 return at + len(marker)
-            if tokenizer.join(output_ids[at : at + 1]).strip():
+            if not tokenizer.is_blank(output_ids[at : at + 1]):
                 break
         if len(marker) == 1:
             return None

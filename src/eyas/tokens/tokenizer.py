@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from array import array
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from eyas import core
 from eyas.errors import TokenizerError
 from eyas.ids import Ids
 from eyas.tokens.model_files import (
@@ -148,13 +150,23 @@ class Tokenizer:
         table = self._bytes
         if table is None:
             return self.backend.decode(list(ids), skip_special_tokens=False).encode()
-        try:
-            if isinstance(ids, Ids):
-                found: list[bytes] = self._byte_array.take(ids.packed).tolist()
-                return b"".join(found)
-            return b"".join(map(table.__getitem__, ids))
-        except IndexError:
-            return b"".join(table[i] if 0 <= i < len(table) else b"" for i in ids)
+        if ids and min(ids) >= 0:  # a list's last entries have negative positions too
+            with suppress(IndexError):
+                return b"".join(map(table.__getitem__, ids))
+        return b"".join(table[i] if 0 <= i < len(table) else b"" for i in ids)
+
+    def is_blank(self, ids: Sequence[int]) -> bool:
+        """Whether `join` gives nothing but white space."""
+        blank = self._blank
+        if blank is None:
+            return not self.join(ids).strip()
+        return all(i in blank or not 0 <= i < self.size for i in ids)
+
+    def spells(self, ids: Ids, text: str) -> bool:
+        """Whether `join` gives a text in UTF-8."""
+        if self._bytes is None:
+            return self.join(ids) == text.encode("utf-8", "surrogatepass")
+        return core.spells(ids.data, *self._pieces, text)
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """One byte string an id; joined they are what the ids stand for.
@@ -238,12 +250,18 @@ class Tokenizer:
         return table
 
     @cached_property
-    def _byte_array(self) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
-        """The same as an array, from which packed ids take theirs in half the time.
+    def _blank(self) -> Collection[int] | None:
+        """The ids that stand for white space; None where that depends on their neighbours."""
+        table = self._bytes
+        if table is None:
+            return None
+        return frozenset(i for i, piece in enumerate(table) if not piece.strip())
 
-        (Arrow's take is faster for long answers alone; beside other threads it costs far more.)
-        """
-        return np.array([*(self._bytes or ()), None], np.object_)[:-1]  # None: not one of strings
+    @cached_property
+    def _pieces(self) -> tuple[bytes, bytes]:
+        """The same bytes joined, and where those of each id end, as int32."""
+        table = self._bytes or []
+        return b"".join(table), array("i", accumulate(map(len, table))).tobytes()
 
     def check_control_strings(self) -> None:
         """Raise TokenizerError unless every control string is one id when encoded."""

@@ -143,7 +143,7 @@ class IdChecks:
         complete = bool(places)
         if places:
             behind = ids[places[-1] + 1 : end]
-            if behind and reference.tokenizer.join(behind).strip():
+            if behind and not reference.tokenizer.is_blank(behind):
                 found.setdefault("stop_inside", f"at id {places[-1]} of the span to {end - 1}: "
                                  f"{reference.around(ids, places[-1])}")  # fmt: skip
                 complete = False
@@ -229,7 +229,7 @@ class IdChecks:
         """Whether these ids are what a template writes, which no answer begins with by chance."""
         written = self.reference.generation_prompt
         return not self.reference.control_ids.isdisjoint(ids) or (
-            0 < len(written) <= len(ids) and bool(self.reference.tokenizer.join(ids).strip())
+            0 < len(written) <= len(ids) and not self.reference.tokenizer.is_blank(ids)
         )
 
     def _behind_generation_prompt(self, ids: list[int], start: int) -> int | None:
@@ -244,7 +244,7 @@ class IdChecks:
 
     def _has_opener(self, ids: list[int]) -> bool:
         """Whether these last ids of the generation prompt hold the opener that it ends with."""
-        return self.reference.reasons and bool(self.reference.tokenizer.join(ids).strip())
+        return self.reference.reasons and not self.reference.tokenizer.is_blank(ids)
 
     def _check_reasoning(
         self, ids: list[int], begin: int, end: int, complete: bool, last: bool,
@@ -271,14 +271,14 @@ class IdChecks:
             return
         offset = begin - len(prompt)
         thought = ids[offset + opened : offset + closed]
-        if tokenizer.join(thought[:64]).strip() or tokenizer.join(thought).strip():
+        if not tokenizer.is_blank(thought[:64]) or not tokenizer.is_blank(thought):
             counts["with_reasoning"] += 1
         else:
             counts["reasoning_empty"] += 1
             if reference.reasons:
                 found.setdefault("reasoning_empty", shown)
         content = ids[offset + after : end - (ids[end - 1] in profile.stop_ids)]
-        if complete and not tokenizer.join(content).strip():
+        if complete and tokenizer.is_blank(content):
             found.setdefault("empty_answer", f"nothing follows the closer at id {offset + closed}")
 
     def _check_unopened(
