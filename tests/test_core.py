@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+import zlib
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_the_core_is_compiled_where_it_can_be() -> None:
 
 @compiled
 def test_both_have_the_same_functions() -> None:
-    names = [name for name in core.__all__ if name != "COMPILED"]
+    names = [name for name, value in vars(core).items() if callable(value)]
     assert sorted(names) == sorted(n for n in vars(_fast) if not n.startswith("_"))
     assert all(callable(getattr(plain, name)) for name in names)
 
@@ -142,6 +143,37 @@ BROKEN = [b"", b"[", b"]", b"1", b"[1", b"[1,]", b"[,1]", b"[1 ,2]", b"[1, 2]", 
 def test_what_is_no_list_of_ids_is_named(one: ModuleType, text: bytes) -> None:
     with pytest.raises(ValueError):
         one.read_lists([b"[1,2]", text, b"[]"])
+
+
+@compiled
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["T", "R", "TT", "", "\n"]), IDS | st.none(), st.text(max_size=5)),
+        max_size=4,
+    ),
+    st.sampled_from(["nothing", "a byte", "a cut", "a break"]),
+    st.integers(0, 10**6),
+    st.integers(0, 255),
+)
+def test_lines_of_a_journal(
+    rows: list[tuple[str, list[int] | None, str]], damage: str, at: int, byte: int
+) -> None:
+    block = b""
+    for kind, ids, text in rows:
+        body = f"{kind} {orjson.dumps(ids).decode()} [1] {orjson.dumps(text).decode()}".encode()
+        block += b"%08x %b\n" % (zlib.crc32(body), body)
+    at %= len(block) + 1
+    if damage == "a byte":
+        block = block[:at] + bytes([byte]) + block[at + 1 :]
+    elif damage == "a cut":
+        block = block[:at]
+    elif damage == "a break":
+        block = block[:at] + b"\n" + block[at:]
+    found = _fast.read_lines(block, b"T")
+    assert found == plain.read_lines(block, b"T")
+    if damage == "nothing":
+        mine = [(ids, text) for kind, ids, text in rows if kind == "T"]
+        assert [(orjson.loads(a), orjson.loads(c)) for a, _, c in zip(*found, strict=True)] == mine
 
 
 @each

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.store.journal import encode_line, is_whole, read_segment
+from eyas.store.journal import encode_line, read_segment
 from eyas.store.parts import TRACES, parts, read_rows, seal
 from eyas.trace import FORMAT_VERSION, Rejected, Trace, arrow_schema, from_record, to_table
 
@@ -126,7 +126,7 @@ def test_a_journal_line_gives_its_row_back(
     good = trace(prompt_ids=prompt, output_ids=output or [], messages=message, metadata=text)
     bad = Rejected("r/0/0", "r", 0, 0, "00", "text", text, prompt_ids=prompt, output_ids=output)
     lines = [encode_line(good), encode_line(bad)]
-    assert all(is_whole(line) and line.count(b"\n") == 1 for line in lines)
+    assert all(line.count(b"\n") == 1 and line.endswith(b"\n") for line in lines)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "segment-000001.log"
         path.write_bytes(b"".join(lines))

@@ -9,47 +9,23 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-__all__ = [
-    "COMPILED", "find", "is_loop", "pack", "read_lists", "read_object", "spells",
-    "within", "write_list",
-]  # fmt: skip
-
-COMPILED = False
-"""Whether the compiled functions are in use."""
-
 if TYPE_CHECKING or os.environ.get("EYAS_PLAIN"):
-    from eyas.core.plain import (
-        find,
-        is_loop,
-        pack,
-        read_lists,
-        read_object,
-        spells,
-        within,
-        write_list,
-    )  # fmt: skip
+    from eyas.core import plain as _chosen
 else:
     try:
-        from eyas.core._fast import (
-            find,
-            is_loop,
-            pack,
-            read_lists,
-            read_object,
-            spells,
-            within,
-            write_list,
-        )  # fmt: skip
-
-        COMPILED = True
+        from eyas.core import _fast as _chosen
     except ImportError:  # not compiled here
-        from eyas.core.plain import (
-            find,
-            is_loop,
-            pack,
-            read_lists,
-            read_object,
-            spells,
-            within,
-            write_list,
-        )  # fmt: skip
+        from eyas.core import plain as _chosen
+
+COMPILED = not _chosen.__name__.endswith("plain")
+"""Whether the compiled functions are in use."""
+
+find = _chosen.find
+is_loop = _chosen.is_loop
+pack = _chosen.pack
+read_lines = _chosen.read_lines
+read_lists = _chosen.read_lists
+read_object = _chosen.read_object
+spells = _chosen.spells
+within = _chosen.within
+write_list = _chosen.write_list

@@ -1,7 +1,7 @@
 /* The functions of `plain.py`, which says what each of them means, at the speed of memory.
 
    Invariants: each gives what its namesake in `plain.py` gives, for every input; nothing is kept
-   between calls, no input is changed, and no byte is read beyond one. Ids are int32 in the order
+   from one call to the next, no input is changed, and no byte is read beyond one. Ids are int32 in the order
    of bytes of the machine. The limited API of Python 3.11, so one build serves every later Python. */
 
 #define PY_SSIZE_T_CLEAN
@@ -371,6 +371,92 @@ static PyObject *write_list(PyObject *module, PyObject *const *args, Py_ssize_t 
     return made;
 }
 
+/* -- journal lines -------------------------------------------------------------------------- */
+
+/* The tables of a CRC-32 (zlib's) over eight bytes at a time. */
+static uint32_t crc_tables[8][256];
+
+static void make_crc_tables(void)
+{
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+        crc_tables[0][byte] = crc;
+    }
+    for (uint32_t byte = 0; byte < 256; byte++)
+        for (int n = 1; n < 8; n++) {
+            uint32_t before = crc_tables[n - 1][byte];
+            crc_tables[n][byte] = before >> 8 ^ crc_tables[0][before & 255];
+        }
+}
+
+static uint32_t crc_of(const char *at, const char *end)
+{
+    const unsigned char *data = (const unsigned char *)at;
+    uint32_t crc = 0xFFFFFFFFu;
+    for (; end - (const char *)data >= 8; data += 8)
+        crc = crc_tables[7][(crc ^ data[0]) & 255] ^ crc_tables[6][(crc >> 8 ^ data[1]) & 255] ^
+              crc_tables[5][(crc >> 16 ^ data[2]) & 255] ^ crc_tables[4][crc >> 24 ^ data[3]] ^
+              crc_tables[3][data[4]] ^ crc_tables[2][data[5]] ^ crc_tables[1][data[6]] ^
+              crc_tables[0][data[7]];
+    for (; (const char *)data < end; data++)
+        crc = crc >> 8 ^ crc_tables[0][(crc ^ *data) & 255];
+    return ~crc;
+}
+
+/* The number that eight hexadecimal digits (small ones) write; -1 where they are none. */
+static int64_t read_hex(const char *at)
+{
+    int64_t number = 0;
+    for (int n = 0; n < 8; n++) {
+        char c = at[n];
+        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+        if (digit < 0)
+            return -1;
+        number = number << 4 | digit;
+    }
+    return number;
+}
+
+static int add_bytes(PyObject *list, const char *at, const char *end)
+{
+    PyObject *piece = PyBytes_FromStringAndSize(at, end - at);
+    int added = piece == NULL ? -1 : PyList_Append(list, piece);
+    Py_XDECREF(piece);
+    return added;
+}
+
+static PyObject *read_lines(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    Text block, kind;
+    (void)module;
+    if (arguments("read_lines", given, 2) < 0 || bytes_of(args[0], &block) < 0 ||
+        bytes_of(args[1], &kind) < 0)
+        return NULL;
+    PyObject *found = Py_BuildValue("([][][])");
+    if (found == NULL)
+        return NULL;
+    const char *end, *line = block.at;
+    for (; (end = memchr(line, '\n', block.end - line)) != NULL; line = end + 1) {
+        if (end - line < 12 || line[8] != ' ' || line[9] != *kind.at || line[10] != ' ' ||
+            read_hex(line) != (int64_t)crc_of(line + 9, end))
+            continue;
+        const char *prompt = line + 11, *output, *columns;
+        output = memchr(prompt, ' ', end - prompt);
+        columns = output == NULL ? NULL : memchr(output + 1, ' ', end - output - 1);
+        if (columns == NULL)
+            continue;
+        if (add_bytes(PyTuple_GetItem(found, 0), prompt, output) < 0 ||
+            add_bytes(PyTuple_GetItem(found, 1), output + 1, columns) < 0 ||
+            add_bytes(PyTuple_GetItem(found, 2), columns + 1, end) < 0) {
+            Py_DECREF(found);
+            return NULL;
+        }
+    }
+    return found;
+}
+
 /* -- ids ------------------------------------------------------------------------------------ */
 
 static PyObject *pack(PyObject *module, PyObject *const *args, Py_ssize_t given)
@@ -509,11 +595,18 @@ static PyObject *is_loop(PyObject *module, PyObject *const *args, Py_ssize_t giv
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {
-    FUNCTION(read_object), FUNCTION(read_lists), FUNCTION(write_list), FUNCTION(pack),
+    FUNCTION(read_object), FUNCTION(read_lists), FUNCTION(write_list), FUNCTION(read_lines), FUNCTION(pack),
     FUNCTION(within), FUNCTION(find), FUNCTION(spells), FUNCTION(is_loop), {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot slots[] = {{0, NULL}};
+static int begin(PyObject *module)
+{
+    (void)module;
+    make_crc_tables();
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)begin}, {0, NULL}};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "eyas.core._fast", NULL, 0, functions, slots, NULL, NULL, NULL,

@@ -7,6 +7,7 @@ int32 numbers, one after the other, in the machine's order.
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -78,6 +79,22 @@ def read_lists(rows: list[bytes]) -> tuple[bytes, bytes]:
         values.append(ids)
         lengths.append(len(items))
     return b"".join(values), array("i", lengths).tobytes()
+
+
+def read_lines(block: bytes, kind: bytes) -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """The prompts, outputs and columns of a journal's lines of one kind; see `eyas.store.journal`.
+
+    A line that is torn or damaged, or has no line break, is passed over.
+    """
+    found: tuple[list[bytes], list[bytes], list[bytes]] = [], [], []
+    for line in block.split(b"\n")[:-1]:
+        if line[9:10] != kind or line[:9] != b"%08x " % zlib.crc32(line[9:]):
+            continue
+        pieces = line[9:].split(b" ", 3)
+        if pieces[0] == kind and len(pieces) == 4:
+            for pieces_so_far, piece in zip(found, pieces[1:], strict=True):
+                pieces_so_far.append(piece)
+    return found
 
 
 def write_list(ids: bytes) -> bytes:

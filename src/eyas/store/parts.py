@@ -16,7 +16,7 @@ from typing import Any
 
 from eyas.errors import DamagedRun
 from eyas.store.files import disk_errors, sync_directory, write_atomically
-from eyas.store.journal import Line, read_segment
+from eyas.store.journal import Lines, read_lines
 from eyas.trace import (
     FORMAT_VERSION,
     LATER_COLUMNS,
@@ -45,7 +45,7 @@ def seal(run: Path, number: int, segment: Path) -> None:
     """
     for folder, letter, kind in _KINDS:
         path = run / folder / part_name(number)
-        groups = _groups(segment, letter)
+        groups = read_lines(segment, letter, _GROUP_BYTES)
         first = next(groups, None)
         if first is not None:
             write_atomically(path, partial(_write_groups, kind, chain((first,), groups)))
@@ -54,35 +54,16 @@ def seal(run: Path, number: int, segment: Path) -> None:
         sync_directory(segment.parent)
 
 
-def _groups(segment: Path, kind: str) -> Iterator[list[Line]]:
-    """One kind of a segment's rows, in groups that are small in memory."""
-    group: list[Line] = []
-    size = 0
-    for row in read_segment(segment, kind):
-        group.append(row)
-        size += sum(map(len, row))
-        if size >= _GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
-
-
 def _write_groups(
-    kind: type[Trace] | type[Rejected], groups: Iterable[list[Line]], path: Path
+    kind: type[Trace] | type[Rejected], groups: Iterable[Lines], path: Path
 ) -> None:
     with part_writer(path, arrow_schema(kind)) as writer:
         for group in groups:
             writer.write_table(_table(kind, group))
 
 
-def _table(kind: type[Trace] | type[Rejected], group: Sequence[Line]) -> Any:
-    return to_table(
-        kind,
-        [line.columns for line in group],
-        [line.prompt for line in group],
-        [line.output for line in group],
-    )
+def _table(kind: type[Trace] | type[Rejected], lines: Lines) -> Any:
+    return to_table(kind, lines.columns, lines.prompt, lines.output)
 
 
 def part_writer(path: Path, schema: Any) -> Any:
@@ -194,7 +175,7 @@ def segment_batches(segment: Path, folder: str) -> Iterator[Any]:
         FileNotFoundError: if it was sealed meanwhile; nothing was given then.
     """
     letter, kind = next((letter, kind) for name, letter, kind in _KINDS if name == folder)
-    for group in _groups(segment, letter):
+    for group in read_lines(segment, letter, _GROUP_BYTES):
         yield from _table(kind, group).to_batches()
 
 
