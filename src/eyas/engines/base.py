@@ -39,7 +39,7 @@ class Sampling:
         return {**asdict(self), "stop_token_ids": list(self.stop_token_ids)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """One generation to ask for. ``prompt_ids`` were checked against the vocabulary."""
 

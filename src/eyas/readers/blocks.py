@@ -57,12 +57,12 @@ def read_blocks(
         if file.kind == "parquet":
             yield from _parquet_blocks(file)
         elif file.kind == "lines" and path != STDIN and os.path.isfile(path):
-            yield from _line_blocks(filled(file.source.read1))
+            yield from _line_blocks(filled(file.source.read1), known)
         else:  # also a pipe, whose rows are taken as they come
-            yield Block(None, 0, partial(text_rows, file))
+            yield Block(None, 0, partial(text_rows, file, known))
 
 
-def _line_blocks(read: Callable[[int], bytes]) -> Iterator[Block]:
+def _line_blocks(read: Callable[[int], bytes], known: Collection[str]) -> Iterator[Block]:
     """Whole lines of JSON. Of one that is too long, its beginning."""
     number, rest, skips = 0, b"", False
     while data := read(max(BLOCK, len(rest))):
@@ -74,15 +74,15 @@ def _line_blocks(read: Callable[[int], bytes]) -> Iterator[Block]:
         if not end and len(text) >= files.MAX_ROW:
             end, skips = len(text), True
         if end:
-            yield _lines(text[:end], number)
+            yield _lines(text[:end], number, known)
             number += text.count(b"\n", 0, end) + skips
         rest = text[end:]
     if rest:
-        yield _lines(rest, number)
+        yield _lines(rest, number, known)
 
 
-def _lines(text: bytes, number: int) -> Block:
-    return Block(text, number, lambda: json_lines(io.BytesIO(text), number))
+def _lines(text: bytes, number: int, known: Collection[str]) -> Block:
+    return Block(text, number, lambda: json_lines(io.BytesIO(text), number, known))
 
 
 def _parquet_blocks(file: Opened) -> Iterator[Block]:

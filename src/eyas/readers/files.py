@@ -30,6 +30,8 @@ from typing import IO, Any
 import orjson
 import pyarrow as pa
 
+from eyas.ids import read_object
+
 STDIN = "-"
 COMPRESSED = (".gz", ".gzip", ".zst", ".zstd")
 MAX_ROW = 64 << 20
@@ -108,14 +110,14 @@ def opened(
         yield Opened(kind, buffered, progress)
 
 
-def text_rows(file: Opened) -> Iterator[Row]:
-    """The rows of an opened file that is no Parquet."""
+def text_rows(file: Opened, known: Collection[str] = ()) -> Iterator[Row]:
+    """The rows of an opened file that is no Parquet; for `known` see `json_lines`."""
     if file.kind == "array":
         yield from _json_array(filled(file.source.read1))
     elif file.kind == "object":
         yield from _json_object(file.source)
     elif file.kind == "lines":
-        yield from json_lines(file.source)
+        yield from json_lines(file.source, known=known)
     else:
         yield from _csv(file.source, file.kind)
 
@@ -246,11 +248,13 @@ def _is_utf16(head: bytes) -> bool:
     )
 
 
-def json_lines(stream: IO[bytes], number: int = 0) -> Iterator[Row]:
+def json_lines(stream: IO[bytes], number: int = 0, known: Collection[str] = ()) -> Iterator[Row]:
     """One JSON value a line. Only ``\\n`` ends a line, so U+2028 and U+0085 are ordinary text.
 
-    `number` lines came before.
+    `number` lines came before. Of the columns that are `known` a list of ``prompt_ids`` may come
+    as `Ids`.
     """
+    ids = b'"prompt_ids"' if "prompt_ids" in known else None
     loads = orjson.loads
     for line in iter(partial(stream.readline, MAX_ROW), b""):
         number += 1
@@ -259,8 +263,9 @@ def json_lines(stream: IO[bytes], number: int = 0) -> Iterator[Row]:
             while stream.readline(MAX_ROW)[-1:] not in (b"\n", b""):
                 pass
             continue
+        value = read_object(line, ("prompt_ids",)) if ids and ids in line else None
         try:
-            value = loads(line)
+            value = value or loads(line)
         except orjson.JSONDecodeError:
             # Blank lines and byte order marks come here too, to keep the usual way short.
             line = line.removeprefix(_BOM).strip()

@@ -232,6 +232,8 @@ def _from_texts(value: Any, name: str) -> list[Message]:
 
 
 def _prompt_ids(value: Any, name: str) -> Ids:
+    if type(value) is Ids and value:
+        return value
     if type(value) is not list or not value:
         seen = "an empty list" if value == [] else _kind(value)
         raise Refused("bad_prompt_ids", f"column {name!r} holds {seen}, not a list of ids")
