@@ -149,14 +149,15 @@ class Profile:
         first = max(0, len(prompt_ids) - _TAIL)
         tail = list(prompt_ids[first:])
         marker = self.opener.ids
-        if len(marker) == 1 and marker[0] not in tail:
-            return None
+        if len(marker) == 1:
+            if marker[0] not in tail:
+                return None
+            end = len(tail) - tail[::-1].index(marker[0])
+            return first + end if tokenizer.is_blank(tail[end:]) else None
         for at in range(len(tail) - len(marker), -1, -1):
             if tuple(tail[at : at + len(marker)]) == marker:
                 end = at + len(marker)
                 return first + end if tokenizer.is_blank(tail[end:]) else None
-        if len(marker) == 1:
-            return None
         pieces = tokenizer.pieces(tail)
         text, wanted = b"".join(pieces), self.opener.text.encode()
         at = text.rfind(wanted)
