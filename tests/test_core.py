@@ -11,16 +11,22 @@ import zipfile
 import zlib
 from array import array
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas import core
+from capturing import check_run, numbered, run_eyas, write_prompts
+from eyas import Run, core
 from eyas.core import plain
+from eyas.demo.server import TARGET
+from eyas.trace import Rejected, Trace
+from fault_server import LIES, OPENER, Fault, FaultServer, Target, lying
 
 ROOT = Path(__file__).parents[1]
 CAN_COMPILE = bool(
@@ -357,6 +363,46 @@ def test_nothing_is_kept_or_lost() -> None:
     for _ in range(50):
         once()
     assert [sys.getrefcount(item) for item in watched] == before
+
+
+# -- a whole capture -------------------------------------------------------------------------------
+
+
+@compiled
+def test_a_capture_is_the_same_with_either(tmp_path: Path) -> None:
+    """Honest answers and every lie, each told to the same prompts."""
+    target = Target()
+    ready = [{"id": f"r{n}", "prompt_ids": [*target.tokenizer.encode(f"say {n}"), OPENER]}
+             for n in range(60)]  # fmt: skip
+    prompts = write_prompts(tmp_path / "p.jsonl", [*numbered(60), *ready])
+    lies = [None, *LIES]
+
+    def policy(body: dict[str, Any], honest: dict[str, Any]) -> Fault | None:
+        lie = lies[sum(body["input_ids"]) % len(lies)]
+        return None if lie is None else lying(lie)(body, honest)
+
+    found = []
+    with FaultServer(target, policy=policy) as server:
+        for name, plainly in (("fast", ""), ("plain", "1")):
+            run = tmp_path / name
+            done = run_eyas(
+                "capture", str(prompts), "--out", str(run), "--url", server.url, "--tokenizer",
+                str(TARGET), "--max-new-tokens", "200", "--no-probe", env={"EYAS_PLAIN": plainly},
+            )  # fmt: skip
+            assert done.returncode == 3, done.stderr  # some are rejected
+            check_run(target, run)
+            rows = [*Run(run).traces(), *Run(run).rejected()]
+            found.append(sorted(map(essence, rows), key=str))
+    assert found[0] == found[1]
+    assert {row[1] for row in found[0]} >= {LIES[name][1] for name in LIES} - {"finish_reason"}
+
+
+def essence(row: Trace | Rejected) -> tuple[object, ...]:
+    """What a row says, but for when and where."""
+    values = {f.name: getattr(row, f.name) for f in fields(row)}
+    for name in ("finished_at", "server", "tries", "text", "detail"):
+        values.pop(name, None)
+    return row.id, values.get("reason"), values
 
 
 # -- how it is built -------------------------------------------------------------------------------

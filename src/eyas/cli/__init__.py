@@ -51,8 +51,9 @@ Exit codes: 0 all done, 2 usage, 3 some rejected, 4 some pending, 130 interrupte
 def _version(value: bool) -> None:
     if value:
         from eyas import __version__
+        from eyas.core import COMPILED
 
-        typer.echo(f"eyas {__version__}")
+        typer.echo(f"eyas {__version__} ({'compiled' if COMPILED else 'plain'} core)")
         raise typer.Exit
 
 
