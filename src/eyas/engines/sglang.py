@@ -33,8 +33,6 @@ _KEPT = (
     "tokenizer_mode", "enable_lora", "lora_paths", "watermark_enforce_all",
 )  # fmt: skip
 """Fields of /server_info and /model_info that are kept. The rest is dropped: it has keys."""
-
-
 _LISTS = (list, Ids)
 
 
