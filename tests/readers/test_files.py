@@ -741,3 +741,20 @@ def test_read_rows_gives_damage_in_the_place_of_a_row(tmp_path: Path) -> None:
     assert first == {"a": 1}
     assert isinstance(second, Damage)
     assert (line, second.reason, raw) == (2, "invalid_json", b"{oops")
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json"])
+def test_only_the_prompt_itself_is_packed(name: str, tmp_path: Path) -> None:
+    """A column of ids that is not the prompt is metadata, as it stands."""
+    path = tmp_path / name
+    row = {"mine": "hello", "prompt_ids": [1, 2], "other": {"prompt_ids": [3]}}
+    line = json.dumps(row)
+    path.write_text(line + "\n" if name == "p.jsonl" else f"[{line}]")
+    (found,) = PromptReader([str(path)])
+    assert isinstance(found, Conversation)
+    assert found.prompt_ids == [1, 2]
+    assert found.metadata == {"mine": "hello", "other": {"prompt_ids": [3]}}
+    (found,) = PromptReader([str(path)], column="mine")
+    assert isinstance(found, Conversation)
+    assert found.metadata == {k: v for k, v in row.items() if k != "mine"}
+    assert type(found.metadata["prompt_ids"]) is list

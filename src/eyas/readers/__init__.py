@@ -108,6 +108,7 @@ class PromptReader:
         self._column = column
         self._system = system
         self._known_columns = COLUMNS if column is None else (column,)
+        self._packed = "prompt_ids" in self._known_columns  # else they would be metadata
         self._folder: Path | None = None
 
     def remember(self, folder: Path) -> None:
@@ -123,7 +124,7 @@ class PromptReader:
         for path, progress in self._each_file():
             line = 0
             try:
-                for block in read_blocks(path, progress, self._known_columns):
+                for block in read_blocks(path, progress, self._known_columns, packed=self._packed):
                     for row in block.rows():
                         line = row[0]
                         yield self._counted(self._item(path, row))
@@ -148,7 +149,7 @@ class PromptReader:
         line = 0
         items: list[Conversation | BadLine] = []
         try:
-            for block in read_blocks(path, progress, self._known_columns):
+            for block in read_blocks(path, progress, self._known_columns, packed=self._packed):
                 known = memory and block.content and memory.recall(block.content)
                 if known:
                     self.position.rows_read += len(known.turns)

@@ -50,19 +50,23 @@ def read_rows(
 
 
 def read_blocks(
-    path: str, progress: Callable[[int], None], known: Collection[str] = ()
+    path: str,
+    progress: Callable[[int], None],
+    known: Collection[str] = (),
+    *,
+    packed: bool = False,
 ) -> Iterator[Block]:
-    """The same in blocks."""
+    """The same in blocks; where `packed`, lists of ``prompt_ids`` may come as `Ids`."""
     with opened(path, progress, known) as file:
         if file.kind == "parquet":
             yield from _parquet_blocks(file)
         elif file.kind == "lines" and path != STDIN and os.path.isfile(path):
-            yield from _line_blocks(filled(file.source.read1), known)
+            yield from _line_blocks(filled(file.source.read1), packed)
         else:  # also a pipe, whose rows are taken as they come
-            yield Block(None, 0, partial(text_rows, file, known))
+            yield Block(None, 0, partial(text_rows, file, packed=packed))
 
 
-def _line_blocks(read: Callable[[int], bytes], known: Collection[str]) -> Iterator[Block]:
+def _line_blocks(read: Callable[[int], bytes], packed: bool) -> Iterator[Block]:
     """Whole lines of JSON. Of one that is too long, its beginning."""
     number, rest, skips = 0, b"", False
     while data := read(max(BLOCK, len(rest))):
@@ -74,15 +78,15 @@ def _line_blocks(read: Callable[[int], bytes], known: Collection[str]) -> Iterat
         if not end and len(text) >= files.MAX_ROW:
             end, skips = len(text), True
         if end:
-            yield _lines(text[:end], number, known)
+            yield _lines(text[:end], number, packed)
             number += text.count(b"\n", 0, end) + skips
         rest = text[end:]
     if rest:
-        yield _lines(rest, number, known)
+        yield _lines(rest, number, packed)
 
 
-def _lines(text: bytes, number: int, known: Collection[str]) -> Block:
-    return Block(text, number, lambda: json_lines(io.BytesIO(text), number, known))
+def _lines(text: bytes, number: int, packed: bool) -> Block:
+    return Block(text, number, lambda: json_lines(io.BytesIO(text), number, packed=packed))
 
 
 def _parquet_blocks(file: Opened) -> Iterator[Block]:

@@ -110,14 +110,14 @@ def opened(
         yield Opened(kind, buffered, progress)
 
 
-def text_rows(file: Opened, known: Collection[str] = ()) -> Iterator[Row]:
-    """The rows of an opened file that is no Parquet; for `known` see `json_lines`."""
+def text_rows(file: Opened, *, packed: bool = False) -> Iterator[Row]:
+    """The rows of an opened file that is no Parquet; for `packed` see `json_lines`."""
     if file.kind == "array":
         yield from _json_array(filled(file.source.read1))
     elif file.kind == "object":
         yield from _json_object(file.source)
     elif file.kind == "lines":
-        yield from json_lines(file.source, known=known)
+        yield from json_lines(file.source, packed=packed)
     else:
         yield from _csv(file.source, file.kind)
 
@@ -248,13 +248,11 @@ def _is_utf16(head: bytes) -> bool:
     )
 
 
-def json_lines(stream: IO[bytes], number: int = 0, known: Collection[str] = ()) -> Iterator[Row]:
+def json_lines(stream: IO[bytes], number: int = 0, *, packed: bool = False) -> Iterator[Row]:
     """One JSON value a line. Only ``\\n`` ends a line, so U+2028 and U+0085 are ordinary text.
 
-    `number` lines came before. Of the columns that are `known` a list of ``prompt_ids`` may come
-    as `Ids`.
+    `number` lines came before. Where `packed`, a list of ``prompt_ids`` may come as `Ids`.
     """
-    ids = b'"prompt_ids"' if "prompt_ids" in known else None
     loads = orjson.loads
     for line in iter(partial(stream.readline, MAX_ROW), b""):
         number += 1
@@ -263,7 +261,7 @@ def json_lines(stream: IO[bytes], number: int = 0, known: Collection[str] = ()) 
             while stream.readline(MAX_ROW)[-1:] not in (b"\n", b""):
                 pass
             continue
-        value = read_object(line, ("prompt_ids",)) if ids and ids in line else None
+        value = read_object(line, ("prompt_ids",)) if packed and b'"prompt_ids"' in line else None
         try:
             value = value or loads(line)
         except orjson.JSONDecodeError:
