@@ -1,6 +1,6 @@
 """Client cost of `eyas capture` against the floor, in one run on one zero-latency server.
 
-    python benchmarks/bench_capture.py [--rows 6000] [--tokenizer DIR] [--memory]
+    python benchmarks/bench_capture.py [--rows 30000] [--tokenizer DIR] [--memory]
 
 The floor of a thousand rows is the CPU time of the bare loop (`bare_loop.py`), of the compiled
 chat template's rendering, and of the tokenizer's own `encode_batch`, over the same prompts.
@@ -112,7 +112,7 @@ def cpu_of(work: object) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=6000)
+    parser.add_argument("--rows", type=int, default=30_000)
     parser.add_argument("--tokenizer", default=str(TARGET))
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--memory", action="store_true", help="also peak memory at 50,000 rows")
