@@ -48,7 +48,7 @@ class Ids(_Ids):
     def __getitem__(self, at: slice) -> list[int]: ...
 
     def __getitem__(self, at: int | slice) -> int | list[int]:
-        found = memoryview(self.data).cast("i")[at]
+        found = self.view[at]
         return found if isinstance(found, int) else found.tolist()
 
     def __iter__(self) -> Iterator[int]:

@@ -1,8 +1,8 @@
 /* The functions of `plain.py`, which says what each of them means, at the speed of memory.
 
    Invariants: each gives what its namesake in `plain.py` gives, for every input; nothing is kept
-   from one call to the next, no input is changed, and no byte is read beyond one. Ids are int32 in the order
-   of bytes of the machine. The limited API of Python 3.11, so one build serves every later Python. */
+   from one call to the next, no input is changed, and no byte is read beyond one. Ids are int32 in
+   the machine's order of bytes. The limited API of Python 3.11: one build serves every later one. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -46,7 +46,7 @@ static inline int32_t id_at(const char *ids, Py_ssize_t n)
 static inline void skip_space(Text *t)
 {
     /* What is no space is above it, and that is nearly everything. */
-    while (t->at < t->end && (unsigned char)*t->at <= ' ' && 
+    while (t->at < t->end && (unsigned char)*t->at <= ' ' &&
            (*t->at == ' ' || *t->at == '\n' || *t->at == '\r' || *t->at == '\t'))
         t->at++;
 }
@@ -199,31 +199,26 @@ static int cut(Text t, PyObject *names, PyObject *found, char *rest, Py_ssize_t 
             return 0;
         t.at++;
         skip_space(&t);
+        int again = key == NULL ? 0 : PyDict_Contains(found, key);
+        if (again)
+            return again < 0 ? -1 : 0; /* which of them counts is the JSON reader's to say */
         if (key != NULL && t.at < t.end && *t.at == '[') {
             const char *begin = t.at;
             PyObject *ids = read_list(&t);
             if (ids == NULL)
                 return -1;
-            int again = PyDict_Contains(found, key);
-            int set = ids == Py_None || again ? 0 : PyDict_SetItem(found, key, ids);
-            int usual = ids == Py_None || again;
+            int ok = ids == Py_None ? 0 : PyDict_SetItem(found, key, ids) < 0 ? -1 : 1;
             Py_DECREF(ids);
-            if (set < 0 || again < 0)
-                return -1;
-            if (usual)
-                return 0;
+            if (ok <= 0)
+                return ok;
             memcpy(out, copied, begin - copied);
             out += begin - copied;
             memcpy(out, "null", 4);
             out += 4;
             copied = t.at;
         }
-        else {
-            if (key != NULL && PyDict_Contains(found, key))
-                return 0;
-            if (skip_value(&t) < 0)
-                return 0;
-        }
+        else if (skip_value(&t) < 0)
+            return 0;
         skip_space(&t);
         if (t.at == t.end || *t.at != ',')
             break;
@@ -595,8 +590,9 @@ static PyObject *is_loop(PyObject *module, PyObject *const *args, Py_ssize_t giv
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
 static PyMethodDef functions[] = {
-    FUNCTION(read_object), FUNCTION(read_lists), FUNCTION(write_list), FUNCTION(read_lines), FUNCTION(pack),
-    FUNCTION(within), FUNCTION(find), FUNCTION(spells), FUNCTION(is_loop), {NULL, NULL, 0, NULL},
+    FUNCTION(read_object), FUNCTION(read_lists), FUNCTION(write_list), FUNCTION(read_lines),
+    FUNCTION(pack), FUNCTION(within), FUNCTION(find), FUNCTION(spells), FUNCTION(is_loop),
+    {NULL, NULL, 0, NULL},
 };
 
 static int begin(PyObject *module)
