@@ -337,8 +337,7 @@ class Checker:
             first, last = profile.content_span(
                 self.tokenizer, ids, after - len(prompt_ids), len(ids) - 1
             )
-            if all(self.tokenizer.is_blank(ids[at : at + 8])
-                   for at in range(first, last, 8)):  # fmt: skip
+            if self.tokenizer.is_blank(ids[first:last]):
                 marks.append("empty_answer")
         if closers > (start is not None):
             marks.append("second_closer")

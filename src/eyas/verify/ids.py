@@ -271,7 +271,7 @@ class IdChecks:
             return
         offset = begin - len(prompt)
         thought = ids[offset + opened : offset + closed]
-        if not tokenizer.is_blank(thought[:64]) or not tokenizer.is_blank(thought):
+        if not tokenizer.is_blank(thought):
             counts["with_reasoning"] += 1
         else:
             counts["reasoning_empty"] += 1
