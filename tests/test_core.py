@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import traceback
 import zipfile
 import zlib
 from array import array
@@ -21,10 +22,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capturing import check_run, numbered, run_eyas, write_prompts
-from eyas import Run, core
+from capturing import check_run, config_for, numbered, run_eyas, write_prompts
+from eyas import Run, capture, core
 from eyas.core import plain
 from eyas.demo.server import TARGET
+from eyas.ids import Ids
 from eyas.trace import Rejected, Trace
 from fault_server import LIES, OPENER, Fault, FaultServer, Target, lying
 
@@ -395,6 +397,28 @@ def test_a_capture_is_the_same_with_either(tmp_path: Path) -> None:
             found.append(sorted(map(essence, rows), key=str))
     assert found[0] == found[1]
     assert {row[1] for row in found[0]} >= {LIES[name][1] for name in LIES} - {"finish_reason"}
+
+
+def test_what_is_packed_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture of ready-made prompts makes no Python numbers of ids that are as they should be."""
+    target = Target()
+    ready = [{"id": f"r{n}", "prompt_ids": [*target.tokenizer.encode(f"say {n}"), OPENER]}
+             for n in range(60)]  # fmt: skip
+    prompts = write_prompts(tmp_path / "p.jsonl", ready)
+    unpacked: list[str] = []
+    with FaultServer(target) as server:
+        for way in (Ids.tolist, Ids.__iter__):
+
+            def told(ids: Ids, way: Callable[[Ids], object] = way) -> object:
+                unpacked.append("".join(traceback.format_stack(limit=3)))
+                return way(ids)
+
+            monkeypatch.setattr(Ids, way.__name__, told)
+        config = config_for(server, prompts, tmp_path / "run")
+        assert capture(config, probe=False).done == len(ready)
+        monkeypatch.undo()
+        check_run(target, tmp_path / "run")
+    assert not unpacked, unpacked[0]
 
 
 def essence(row: Trace | Rejected) -> tuple[object, ...]:

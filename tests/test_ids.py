@@ -28,6 +28,7 @@ def test_packed_ids_are_what_they_were_made_of(
     ours = packed(ids)
     assert ours == ids and ids == ours and ours == packed(ids)
     assert (ours == packed(other)) == (ids == other) == (ours == other)
+    assert ours != tuple(ids) and ours != ""
     assert list(ours) == as_list(ours) == ids
     assert len(ours) == len(ids) and bool(ours) == bool(ids)
     assert ours[start:stop] == ids[start:stop]

@@ -57,7 +57,9 @@ class Ids(_Ids):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Ids):
             return self.data == other.data
-        return self.tolist() == other
+        if isinstance(other, list):
+            return self.tolist() == other
+        return NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
 
