@@ -146,9 +146,11 @@ class Profile:
         """
         if self.opener is None:
             return None
-        first = max(0, len(prompt_ids) - _TAIL)
+        marker, length = self.opener.ids, len(prompt_ids)
+        if length and marker == (prompt_ids[-1],):
+            return length
+        first = max(0, length - _TAIL)
         tail = list(prompt_ids[first:])
-        marker = self.opener.ids
         if len(marker) == 1:
             if marker[0] not in tail:
                 return None

@@ -135,6 +135,8 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts at once, on as many threads as the machine has."""
+        if not texts:  # the backend would wake its threads
+            return []
         batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
@@ -160,7 +162,10 @@ class Tokenizer:
         blank = self._blank
         if blank is None:  # a few at a time, since nearly always the first ones tell
             return all(not self.join(ids[at : at + 8]).strip() for at in range(0, len(ids), 8))
-        return all(i in blank or not 0 <= i < self.size for i in ids)
+        for i in ids:  # a generator costs as much as several ids
+            if i not in blank and 0 <= i < self.size:
+                return False
+        return True
 
     def spells(self, ids: Ids, text: str) -> bool:
         """Whether `join` gives a text in UTF-8."""
