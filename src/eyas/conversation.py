@@ -97,8 +97,10 @@ _LENGTH = struct.Struct("<Q").pack
 
 def digest(*parts: bytes) -> bytes:
     """16 bytes of BLAKE2b over length-prefixed parts (so that borders between them count)."""
-    framed = b"".join([piece for part in parts for piece in (_LENGTH(len(part)), part)])
-    return hashlib.blake2b(framed, digest_size=16).digest()
+    framed = []
+    for part in parts:
+        framed += (_LENGTH(len(part)), part)
+    return hashlib.blake2b(b"".join(framed), digest_size=16).digest()
 
 
 _CANONICAL = orjson.OPT_SORT_KEYS
