@@ -162,7 +162,7 @@ class Tokenizer:
         blank = self._blank
         if blank is None:  # a few at a time, since nearly always the first ones tell
             return all(not self.join(ids[at : at + 8]).strip() for at in range(0, len(ids), 8))
-        for i in ids:  # a generator costs as much as several ids
+        for i in ids:  # noqa: SIM110  # a generator costs as much as several ids
             if i not in blank and 0 <= i < self.size:
                 return False
         return True
