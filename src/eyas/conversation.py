@@ -97,7 +97,7 @@ _LENGTH = struct.Struct("<Q").pack
 
 def digest(*parts: bytes) -> bytes:
     """16 bytes of BLAKE2b over length-prefixed parts (so that borders between them count)."""
-    framed = []
+    framed: list[bytes] = []
     for part in parts:
         framed += (_LENGTH(len(part)), part)
     return hashlib.blake2b(b"".join(framed), digest_size=16).digest()
