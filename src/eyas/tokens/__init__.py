@@ -5,9 +5,10 @@ not write.
 """
 
 from eyas.tokens.chat_template import ChatTemplate
+from eyas.tokens.loading import load_tokenizer
 from eyas.tokens.markers import Marker
 from eyas.tokens.profile import Profile, Reading, build_profile
-from eyas.tokens.tokenizer import Tokenizer, load_tokenizer
+from eyas.tokens.tokenizer import Tokenizer
 
 __all__ = [
     "ChatTemplate",
