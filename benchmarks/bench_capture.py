@@ -73,8 +73,8 @@ def make_prompts(tokenizer: Tokenizer, count: int) -> list[dict[str, object]]:
     ]
 
 
-def run_child(command: list[str]) -> tuple[float, float, float, str]:
-    """CPU seconds (user + system), seconds, peak memory in MiB, standard output."""
+def run_child(command: list[str]) -> tuple[float, float, str]:
+    """CPU seconds (user + system), seconds, standard output."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=out, stderr=err)
@@ -86,7 +86,15 @@ def run_child(command: list[str]) -> tuple[float, float, float, str]:
         if process.returncode != 0:
             raise SystemExit(f"{command} ended with {process.returncode}:\n{err.read()[-2000:]}")
         cpu = usage.ru_utime + usage.ru_stime
-        return cpu, seconds, usage.ru_maxrss / 1024, out.read()
+        return cpu, seconds, out.read()
+
+
+def run_measured(command: list[str]) -> tuple[float, float, str, float]:
+    """The same of a ``python -m``, and its peak memory in MiB."""
+    with tempfile.NamedTemporaryFile("r") as file:
+        python, *more = command
+        found = run_child([python, str(HERE / "peak.py"), file.name, *more])
+        return *found, int(file.read()) / 1024
 
 
 def capture_command(
@@ -198,14 +206,14 @@ def compare(
         starts = []
         for at in range(repeat):
             loop = json.loads(run_child([sys.executable, str(HERE / "bare_loop.py"), url,
-                                         str(bodies), "--in-flight", str(in_flight)])[3])  # fmt: skip
+                                         str(bodies), "--in-flight", str(in_flight)])[2])  # fmt: skip
             loops.append(loop["cpu_s"] / rows * 1000)
             for kind in costs:
                 cost = []
                 for size in ("small", "large"):
                     out = folder / f"run-{kind}-{in_flight}-{at}-{size}"
                     command = capture_command(url, files[kind, size], out, source, in_flight)
-                    cpu, _, _, said = run_child(command)
+                    cpu, _, said = run_child(command)
                     cost.append(cpu)
                     summary = json.loads(said)
                     shutil.rmtree(out)
@@ -240,7 +248,7 @@ def memory(folder: Path, url: str, tokenizer: Tokenizer, source: str) -> dict[st
             for row in make_prompts(tokenizer, rows):
                 file.write(orjson.dumps(row) + b"\n")
         out = folder / f"memory-{rows}"
-        peaks[str(rows)] = run_child(capture_command(url, prompts, out, source, 64))[2]
+        peaks[str(rows)] = run_measured(capture_command(url, prompts, out, source, 64))[3]
         shutil.rmtree(out)
     ratio = peaks["50000"] / peaks["5000"]
     print(f"peak memory            {peaks['5000']:.0f} MiB at 5,000 rows, {peaks['50000']:.0f} "

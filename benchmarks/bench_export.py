@@ -27,6 +27,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from peak import peak_kib
+
 HERE = Path(__file__).parent
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -131,9 +133,7 @@ def child(run: str, out: str, case: str) -> None:
     before, start = time.process_time(), time.perf_counter()
     export_run(run, to="parquet", out=out, **CASES[case])
     figures = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - before}
-    status = Path("/proc/self/status").read_text()  # ru_maxrss begins with the parent's
-    peak = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
-    print(json.dumps({**figures, "peak_mib": int(peak.split()[1]) / 1024}))
+    print(json.dumps({**figures, "peak_mib": peak_kib() / 1024}))
 
 
 def written_alone(out: Path, target: Path) -> dict[str, float]:

@@ -28,7 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench_capture import run_child
+from bench_capture import run_child, run_measured
 
 HERE = Path(__file__).parent
 TOKENIZER = HERE.parent / "src" / "eyas" / "demo" / "target"
@@ -70,7 +70,7 @@ def capturing(folder: Path, small: int, large: int) -> dict[str, float]:
     for rows in (small, large):
         prompts = write_prompts(folder, "ids", rows)
         with Server() as server:
-            _, seconds, peak, said = run_child(command(server.url, prompts, folder / "run"))
+            _, seconds, said, peak = run_measured(command(server.url, prompts, folder / "run"))
         assert json.loads(said)["done"] == rows, said
         peaks[rows] = peak
         shutil.rmtree(folder / "run")
@@ -99,7 +99,7 @@ def resuming(folder: Path, case: str, small: int, rows: int, left: int) -> dict[
             shutil.rmtree(out / "input")
         with Server() as server:
             began = time.time()
-            cpu, whole, peak, said = run_child([*command(server.url, prompts, out), *more])
+            cpu, whole, said, peak = run_measured([*command(server.url, prompts, out), *more])
             first = server.first_request() - began
         summary = json.loads(said)
         assert (summary["done"], summary["new"]) == (size, left), summary
@@ -115,7 +115,7 @@ def resuming(folder: Path, case: str, small: int, rows: int, left: int) -> dict[
         flush=True,
     )
     return {"first_request_s": first, "small_first_request_s": found[small][0], "whole_s": whole,
-            "cpu_s": cpu,             "mib": peak, "small_mib": found[small][1], "bytes_a_row": slope}  # fmt: skip
+            "cpu_s": cpu, "mib": peak, "small_mib": found[small][1], "bytes_a_row": slope}  # fmt: skip
 
 
 def command(url: str, prompts: Path, out: Path) -> list[str]:

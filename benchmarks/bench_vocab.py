@@ -29,6 +29,7 @@ from eyas.id_counts import _COLUMNS, count_ids
 from eyas.store import Manifest, Run, prepare_directory
 from eyas.store.parts import part_name, part_writer, parts
 from eyas.trace import Trace, arrow_schema
+from peak import peak_kib
 
 HERE = Path(__file__).parent
 WHOLE, CLOSER, STOP = 163_840, 163_607, 163_586
@@ -54,7 +55,8 @@ def main() -> None:
         print(f"{options.rows:,} rows, {ids:,} output ids, {size / 2**20:,.0f} MiB", flush=True)
         report: dict[str, Any] = {"rows": options.rows, "ids": ids, "bytes": size}
         for what in ("floor", "vocab") * 2:
-            cpu, seconds, peak, _ = run_child([sys.executable, __file__, "--child", what, str(run)])
+            cpu, seconds, said = run_child([sys.executable, __file__, "--child", what, str(run)])
+            peak = int(said.split()[-1]) / 1024
             best = report.setdefault(what, {"seconds": seconds, "cpu": cpu, "MiB": peak})
             for figure, value in (("seconds", seconds), ("cpu", cpu), ("MiB", peak)):
                 best[figure] = min(best[figure], value)
@@ -79,6 +81,7 @@ def child(what: str, run: str) -> None:
                 rows += len(batch)
         print(rows)
     print(f"{time.perf_counter() - began:.1f} s without starting", file=sys.stderr)
+    print(peak_kib())
 
 
 def make_run(path: Path, rows: int) -> int:
