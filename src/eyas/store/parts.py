@@ -33,7 +33,7 @@ _KINDS: tuple[tuple[str, str, type[Trace] | type[Rejected]], ...] = (
 )
 
 
-_GROUP_BYTES = 8 * 2**20
+_GROUP_BYTES = 2 * 2**20
 """About how many bytes of rows become one row group: what sealing holds in memory."""
 
 
