@@ -328,19 +328,36 @@ failed:
     return NULL;
 }
 
-static char *write_id(char *out, int32_t id)
+/* The three digits of each number below a thousand. */
+static char digits_of[1001][4];
+
+static void make_digits(void)
 {
-    char digits[10];
-    int n = 0;
-    uint32_t left = id < 0 ? 0u - (uint32_t)id : (uint32_t)id;
+    for (int number = 0; number < 1000; number++) {
+        digits_of[number][0] = (char)('0' + number / 100);
+        digits_of[number][1] = (char)('0' + number / 10 % 10);
+        digits_of[number][2] = (char)('0' + number % 10);
+    }
+}
+
+/* Behind the number's digits; one byte more may be written. */
+static char *write_number(char *out, uint32_t number)
+{
+    if (number >= 1000) {
+        out = write_number(out, number / 1000);
+        memcpy(out, digits_of[number % 1000], 4);
+        return out + 3;
+    }
+    int zeros = (number < 100) + (number < 10);
+    memcpy(out, digits_of[number] + zeros, 4);
+    return out + 3 - zeros;
+}
+
+static inline char *write_id(char *out, int32_t id)
+{
     if (id < 0)
         *out++ = '-';
-    do
-        digits[n++] = (char)('0' + left % 10);
-    while (left /= 10);
-    while (n)
-        *out++ = digits[--n];
-    return out;
+    return write_number(out, id < 0 ? 0u - (uint32_t)id : (uint32_t)id);
 }
 
 static PyObject *write_list(PyObject *module, PyObject *const *args, Py_ssize_t given)
@@ -599,6 +616,7 @@ static int begin(PyObject *module)
 {
     (void)module;
     make_crc_tables();
+    make_digits();
     return 0;
 }
 
