@@ -187,7 +187,7 @@ def test_lines_of_a_journal(
 @each
 def test_ids_of_each_number_of_digits(one: ModuleType) -> None:
     borders = [10**digits + more for digits in range(10) for more in (-1, 0, 1)]
-    ids = [*borders, *(-id for id in borders), *range(1200), *range(999_000, 1_001_100)]
+    ids = [*borders, *(-border for border in borders), *range(1200), *range(999_000, 1_001_100)]
     text = orjson.dumps(ids)
     assert one.write_list(packed(ids)) == text
     assert one.read_lists([text]) == (packed(ids), packed([len(ids)]))
