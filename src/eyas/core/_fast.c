@@ -340,7 +340,7 @@ static void make_digits(void)
     }
 }
 
-/* Behind the number's digits; one byte more may be written. */
+/* Behind the number's digits; up to three bytes behind them may be written too. */
 static char *write_number(char *out, uint32_t number)
 {
     if (number >= 1000) {

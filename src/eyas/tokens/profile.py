@@ -147,7 +147,7 @@ class Profile:
         if self.opener is None:
             return None
         marker, length = self.opener.ids, len(prompt_ids)
-        if length and marker == (prompt_ids[-1],):
+        if length and marker == (prompt_ids[-1],):  # the usual case
             return length
         first = max(0, length - _TAIL)
         tail = list(prompt_ids[first:])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from eyas.tokens.template_function import TemplateFunction
 
+
 @dataclass(eq=False)
 class Tokenizer:
     """One model's vocabulary, with the little of its configuration that goes with it."""
