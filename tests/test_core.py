@@ -379,13 +379,17 @@ def test_nothing_is_kept_or_lost() -> None:
 # -- a whole capture -------------------------------------------------------------------------------
 
 
+def ready_made(target: Target, count: int) -> list[dict[str, Any]]:
+    """Rows with prompt ids."""
+    encode = target.tokenizer.encode
+    return [{"id": f"r{n}", "prompt_ids": [*encode(f"say {n}"), OPENER]} for n in range(count)]
+
+
 @compiled
 def test_a_capture_is_the_same_with_either(tmp_path: Path) -> None:
     """Honest answers and every lie, each told to the same prompts."""
     target = Target()
-    ready = [{"id": f"r{n}", "prompt_ids": [*target.tokenizer.encode(f"say {n}"), OPENER]}
-             for n in range(60)]  # fmt: skip
-    prompts = write_prompts(tmp_path / "p.jsonl", [*numbered(60), *ready])
+    prompts = write_prompts(tmp_path / "p.jsonl", [*numbered(60), *ready_made(target, 60)])
     lies = [None, *LIES]
 
     def policy(body: dict[str, Any], honest: dict[str, Any]) -> Fault | None:
@@ -411,9 +415,7 @@ def test_a_capture_is_the_same_with_either(tmp_path: Path) -> None:
 def test_what_is_packed_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture of ready-made prompts makes no Python numbers of ids that are as they should be."""
     target = Target()
-    ready = [{"id": f"r{n}", "prompt_ids": [*target.tokenizer.encode(f"say {n}"), OPENER]}
-             for n in range(60)]  # fmt: skip
-    prompts = write_prompts(tmp_path / "p.jsonl", ready)
+    prompts = write_prompts(tmp_path / "p.jsonl", ready_made(target, 60))
     unpacked: list[str] = []
     with FaultServer(target) as server:
         for way in (Ids.tolist, Ids.__iter__):
@@ -424,7 +426,7 @@ def test_what_is_packed_stays_packed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
             monkeypatch.setattr(Ids, way.__name__, told)
         config = config_for(server, prompts, tmp_path / "run")
-        assert capture(config, probe=False).done == len(ready)
+        assert capture(config, probe=False).done == 60
         monkeypatch.undo()
         check_run(target, tmp_path / "run")
     assert not unpacked, unpacked[0]
