@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,25 +126,29 @@ def test_a_capture_that_ends_by_an_error(tmp_path: Path) -> None:
 
 def test_a_reader_sees_it_whole_or_not_at_all(tmp_path: Path) -> None:
     clock = Clock()
-    file, stop, seen = StatusFile(tmp_path, every_s=0.0, clock=clock), threading.Event(), set()
+    file, seen = StatusFile(tmp_path, every_s=0.0, clock=clock), set()
+    begun, ended = threading.Event(), threading.Event()
 
     def read() -> None:
-        while not stop.is_set():
+        last = False
+        while not last:
+            last = ended.is_set()
             status = Status.load(tmp_path)
             seen.add(None if status is None else status.counts.new)
+            begun.set()
 
     file.update(progress(0))
     assert file._writing is not None
     file._writing.result()
     reader = threading.Thread(target=read)
     reader.start()
+    assert begun.wait(60)
     for new in range(1, 300):
         file.update(progress(new))
     file.finish(summary(new=300))
-    while 300 not in seen:
-        time.sleep(0)
-    stop.set()
+    ended.set()
     reader.join()
+    assert 300 in seen
     assert None not in seen
     assert len(seen) > 1
 
